@@ -1,0 +1,1 @@
+//! The engine's checkpoint reader: strict headers, an index over all shards, binding by name.

@@ -1,0 +1,9 @@
+//! `k3-verify`: a verification-first harness for Kimi K3.
+//!
+//! Three independent computations of one model (a Python oracle, an f64 reference, the engine)
+//! and a ladder of gates that can fail. The map of the source and the numbered invariants are in
+//! `src/README.md`; what the model computes is named by the clauses in [`clauses`].
+
+pub mod checkpoint;
+pub mod config;
+pub mod stages;
