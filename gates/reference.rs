@@ -4,14 +4,19 @@
 #![allow(clippy::unwrap_used)] // a test that cannot read its input fails
 
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use k3_verify::config::{MLA_NORM_EPS, RawConfig};
-use k3_verify::reference::formulas::Released;
+use k3_verify::reference::formulas::{Formulas, Released};
+use k3_verify::reference::model::embed;
 use k3_verify::reference::moe::decode_mxfp4;
-use k3_verify::reference::{Logits, Model, ReferenceError};
+use k3_verify::reference::mutants::{ReferenceMutant, mutants};
+use k3_verify::reference::{LayerWeights, Logits, Model, Pass, Reader, ReferenceError, Residual};
 use k3_verify::stages::{NoStages, Stage, StageDump, StageKey, StageValues};
+use rayon::prelude::*;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
+use tempfile::TempDir;
 
 /// The external evidence, or a message that the test did not run.
 fn external(part: &str) -> Option<PathBuf> {
@@ -287,4 +292,257 @@ fn released_mxfp4_bytes_decode_exactly() {
     assert_eq!(bits(&decoded), bits(&reals(&file["expected"]["data"])));
     let swapped = reals(&file["expected_swapped_nibbles"]["first64"]);
     assert_ne!(bits(&decoded[..64]), bits(&swapped));
+}
+
+/// Mutants that `tiny-k3-a` cannot tell from the reference, each with the input that can.
+const UNSEEN_ON_TINY_A: &[(&str, &str)] = &[
+    (
+        "norm-eps-literal",
+        "tiny-k3-a has the released rms_norm_eps; another value shows it",
+    ),
+    ("norm-eps-literal-*", "as above, in one place each"),
+    (
+        "decay-bound-literal",
+        "tiny-k3-a has the released bound; another value shows it",
+    ),
+    (
+        "situ-beta-literal",
+        "tiny-k3-a has the released cap; another value shows it",
+    ),
+    (
+        "situ-linear-beta-literal",
+        "tiny-k3-a has the released cap; another value shows it",
+    ),
+    (
+        "router-scaling-off",
+        "tiny-k3-a scales by 1; another value shows it",
+    ),
+    (
+        "router-ties-to-higher",
+        "no two scores are equal; equal biases on equal rows show it",
+    ),
+    (
+        "decay-padding-not-checked",
+        "the padding is zero; a damaged A_log shows it",
+    ),
+    (
+        "mxfp4-scale-zero-flushed",
+        "no scale byte is 0; a checkpoint with one shows it",
+    ),
+    (
+        "mxfp4-nan-scale-is-zero",
+        "no scale byte is 255; a damaged scale shows it",
+    ),
+    (
+        "mxfp4-nan-scale-is-a-power",
+        "no scale byte is 255; a damaged scale shows it",
+    ),
+];
+
+fn is_unseen_on_tiny_a(id: &str) -> bool {
+    UNSEEN_ON_TINY_A
+        .iter()
+        .any(|(name, _)| match name.strip_suffix('*') {
+            Some(stem) => id.starts_with(stem),
+            None => id == *name,
+        })
+}
+
+/// Logits of the ids fed at once, and fed in calls of 5, 1, 1, 2 and then 1 or 2.
+fn whole_and_carried(
+    tiny: &TinyA,
+    formulas: &'static dyn Formulas,
+    ids: &[u32],
+) -> Result<[Vec<f64>; 2], ReferenceError> {
+    let model = Model::open_with(&tiny.folder, &tiny.config, MLA_NORM_EPS, formulas)?;
+    let whole = model.sequence().feed(ids, &mut NoStages)?.values;
+    let (mut sequence, mut carried, mut rest) = (model.sequence(), Vec::new(), ids);
+    for length in [5, 1, 1, 2].into_iter().chain([1, 2].into_iter().cycle()) {
+        let (call, later) = rest.split_at(length.min(rest.len()));
+        if call.is_empty() {
+            break;
+        }
+        carried.extend(sequence.feed(call, &mut NoStages)?.values);
+        rest = later;
+    }
+    Ok([whole, carried])
+}
+
+/// What a mutant does on `tiny-k3-a`: max |Δlogit| fed at once and carried, or the error.
+fn effect(tiny: &TinyA, mutant: &ReferenceMutant, ids: &[u32], right: &[f64]) -> (f64, String) {
+    match whole_and_carried(tiny, mutant.formulas, ids) {
+        Ok([whole, carried]) => {
+            let whole = max_abs_difference(&whole, right);
+            let carried = max_abs_difference(&carried, right);
+            (whole.max(carried), format!("{whole:9.2e} {carried:9.2e}"))
+        }
+        Err(error) => (f64::INFINITY, format!("error: {error}")),
+    }
+}
+
+/// A mutant that changes nothing is no mutant, and a formula that nothing reads is not computed.
+#[test]
+fn every_mutant_changes_the_logits() {
+    let Some(tiny) = TinyA::open() else { return };
+    let ids = &tiny.ids("full_ids")[..24];
+    let [right, carried] = whole_and_carried(&tiny, &Released, ids).unwrap();
+    assert_eq!(bits(&right), bits(&carried));
+    let all = mutants();
+    let effects: Vec<(f64, String)> = all
+        .par_iter()
+        .map(|mutant| effect(&tiny, mutant, ids, &right))
+        .collect();
+    let mut wrong = Vec::new();
+    for (mutant, (largest, text)) in all.iter().zip(&effects) {
+        let clauses = mutant.clauses.join(" ");
+        eprintln!("{:44} {clauses:8} {text}", mutant.id);
+        if (*largest > 1e-9) == is_unseen_on_tiny_a(mutant.id) {
+            wrong.push(format!("{}: {text}", mutant.id));
+        }
+    }
+    assert!(
+        wrong.is_empty(),
+        "{} mutants not as listed:\n{}",
+        wrong.len(),
+        wrong.join("\n")
+    );
+}
+
+/// A copy of the model with some bytes of one tensor overwritten.
+fn damaged(tiny: &TinyA, tensor: &str, at_byte: usize, bytes: &[u8]) -> TempDir {
+    let copy = TempDir::new().unwrap();
+    for entry in std::fs::read_dir(&tiny.folder).unwrap() {
+        let file = entry.unwrap().path();
+        let mut content = std::fs::read(&file).unwrap();
+        if file.extension().is_some_and(|e| e == "safetensors") {
+            let (header_bytes, metadata) = SafeTensors::read_metadata(&content).unwrap();
+            if let Some(info) = metadata.info(tensor) {
+                let begin = 8 + header_bytes + info.data_offsets.0 + at_byte;
+                content[begin..begin + bytes.len()].copy_from_slice(bytes);
+            }
+        }
+        std::fs::write(copy.path().join(file.file_name().unwrap()), content).unwrap();
+    }
+    copy
+}
+
+/// The formulas of a mutant by id.
+fn mutant(id: &str) -> &'static dyn Formulas {
+    mutants().into_iter().find(|m| m.id == id).unwrap().formulas
+}
+
+/// A NaN scale taken for a number: the place is named, and the silent mutants go through.
+#[test]
+fn a_nan_scale_is_reported_with_its_place() {
+    let Some(tiny) = TinyA::open() else { return };
+    let expert = tiny.tensor("router_ids.released")[0];
+    let stem = "language_model.model.layers.1.block_sparse_moe.experts";
+    // w3 is [64, 64]: two scale bytes a row; row 5, group 1.
+    let tensor = format!("{stem}.{expert}.w3.weight_scale");
+    let copy = damaged(&tiny, &tensor, 5 * 2 + 1, &[255]);
+    let run = |formulas| {
+        let model = Model::open_with(copy.path(), &tiny.config, MLA_NORM_EPS, formulas)?;
+        model
+            .sequence()
+            .feed(&tiny.ids("full_ids")[..1], &mut NoStages)
+    };
+    let message = run(&Released).unwrap_err().to_string();
+    let place = format!("layer 1, expert {expert}, w3.weight_scale, row 5, group 1");
+    assert!(message.contains(&place), "{message}");
+    for silent in ["mxfp4-nan-scale-is-zero", "mxfp4-nan-scale-is-a-power"] {
+        assert!(run(mutant(silent)).is_ok(), "{silent}");
+    }
+}
+
+/// Padding of `A_log` that holds something: another layout than the one assumed.
+#[test]
+fn non_zero_padding_of_a_log_is_refused() {
+    let Some(tiny) = TinyA::open() else { return };
+    let tensor = "language_model.model.layers.2.self_attn.A_log";
+    let copy = damaged(&tiny, tensor, 7 * 4, &0.25f32.to_le_bytes());
+    let open = |f| Model::open_with(copy.path(), &tiny.config, MLA_NORM_EPS, f);
+    let message = open(&Released).unwrap_err().to_string();
+    assert!(
+        message.contains("layer 2: A_log[7]") && message.contains("0.25"),
+        "{message}"
+    );
+    assert!(open(mutant("decay-padding-not-checked")).is_ok());
+}
+
+/// A tensor of the wrong size for its config, named before anything is computed.
+#[test]
+fn a_config_that_does_not_fit_is_refused_by_tensor() {
+    let Some(tiny) = TinyA::open() else { return };
+    let mut config = tiny.config.clone();
+    config.num_experts = 9;
+    let error = Model::open(&tiny.folder, &config, MLA_NORM_EPS).unwrap_err();
+    assert!(
+        error
+            .to_string()
+            .contains("experts.8.w1.weight_packed is missing"),
+        "{error}"
+    );
+    config = tiny.config.clone();
+    config.kv_lora_rank = 64;
+    let error = Model::open(&tiny.folder, &config, MLA_NORM_EPS).unwrap_err();
+    assert!(matches!(error, ReferenceError::Shape { .. }), "{error}");
+    config = tiny.config.clone();
+    config.kda_layers.push(4);
+    let error = Model::open(&tiny.folder, &config, MLA_NORM_EPS).unwrap_err();
+    assert!(
+        matches!(
+            error,
+            ReferenceError::LayerKinds {
+                layer_one_based: 4,
+                ..
+            }
+        ),
+        "{error}"
+    );
+}
+
+/// One layer loaded and run alone gives what the whole model gives there.
+#[test]
+fn a_layer_runs_alone() {
+    let Some(tiny) = TinyA::open() else { return };
+    let ids = tiny.ids("prompt_ids");
+    let mut dump = StageDump::default();
+    tiny.model().sequence().feed(&ids, &mut dump).unwrap();
+    let pass = Pass {
+        config: &tiny.config,
+        mla_norm_eps: MLA_NORM_EPS,
+        formulas: &Released,
+    };
+    let reader = Arc::new(Reader::open(&tiny.folder).unwrap());
+    let mut residual = Residual::new(embed(&reader, &pass, &ids).unwrap());
+    for index in 0..4 {
+        let layer = LayerWeights::load(&reader, &pass, index).unwrap();
+        let mut state = layer.new_state(&tiny.config);
+        layer
+            .forward(&pass, &mut residual, 0, &mut state, &mut NoStages)
+            .unwrap();
+        let expected = &dump.tensors[&StageKey::layer(index, Stage::Out)].values;
+        assert_eq!(*expected, StageValues::Real(residual.sum.values.clone()));
+    }
+    assert_eq!(residual.banks.len(), 2);
+}
+
+/// Not a test of values: what a token costs, printed.
+#[test]
+#[ignore = "prints a time"]
+fn time_per_token() {
+    let Some(tiny) = TinyA::open() else { return };
+    let start = std::time::Instant::now();
+    let model = tiny.model();
+    eprintln!("open {:?}", start.elapsed());
+    let ids = tiny.ids("full_ids");
+    let start = std::time::Instant::now();
+    feed_all(&model, &ids);
+    eprintln!("40 tokens at once: {:?} per token", start.elapsed() / 40);
+    let mut sequence = model.sequence();
+    let start = std::time::Instant::now();
+    for id in &ids {
+        sequence.feed(&[*id], &mut NoStages).unwrap();
+    }
+    eprintln!("one by one: {:?} per token", start.elapsed() / 40);
 }

@@ -148,6 +148,11 @@ pub trait Formulas: Debug + Send + Sync {
         logit
     }
 
+    /// L3: the tensor of the head: its own, not the embedding table.
+    fn head_tensor(&self) -> &'static str {
+        "language_model.lm_head.weight"
+    }
+
     /// L3: what the head reads, out of the last mix before and after `norm`.
     fn head_input(&self, _mixed: &Rows, normed: Rows) -> Rows {
         normed
@@ -477,6 +482,11 @@ pub trait Formulas: Debug + Send + Sync {
         [&expert.w1, &expert.w3, &expert.w2]
     }
 
+    /// E7: the id under which the checkpoint holds a chosen expert: its own.
+    fn expert_id(&self, chosen: usize, _experts: usize) -> usize {
+        chosen
+    }
+
     /// E8: Σ w·output over the chosen experts, rising id; and its RMSNorm.
     fn combine(
         &self,
@@ -538,11 +548,12 @@ pub trait Formulas: Debug + Send + Sync {
         for (group, byte) in scales.iter().enumerate() {
             factors.push(self.scale(*byte).ok_or(group)?);
         }
+        let values: [f64; 16] = std::array::from_fn(|code| self.e2m1(code as u8));
         for (pair, byte) in packed.iter().enumerate() {
             for (odd, code) in self.nibbles(*byte).into_iter().enumerate() {
                 let column = 2 * pair + odd;
                 let factor = factors[self.scale_group(column, factors.len())];
-                row[column] = self.e2m1(code) * factor;
+                row[column] = values[usize::from(code)] * factor;
             }
         }
         Ok(())

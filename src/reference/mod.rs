@@ -9,7 +9,7 @@
 //! and infinity (they flow through to the logits; a NaN router score is never preferred over a
 //! number, and is chosen only where it comes first or nothing else is left).
 //!
-//! Wrong variants of it, the mutants, are types in `mutants`; nothing here switches on them.
+//! Wrong variants of it, the mutants, are types in [`mutants`]; nothing here switches on them.
 
 pub mod error;
 pub mod formulas;
@@ -18,6 +18,7 @@ pub mod layer;
 pub mod mla;
 pub mod model;
 pub mod moe;
+pub mod mutants;
 pub mod reader;
 pub mod residual;
 pub mod rows;

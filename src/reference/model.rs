@@ -194,7 +194,7 @@ impl ClosingWeights {
         Ok(Self {
             output_fold: load_fold(reader, formulas, mixer, width)?,
             norm: reader.bf16_vector("language_model.model.norm.weight", &[width])?,
-            head: reader.bf16_matrix("language_model.lm_head.weight", vocabulary, width)?,
+            head: reader.bf16_matrix(formulas.head_tensor(), vocabulary, width)?,
         })
     }
 

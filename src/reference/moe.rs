@@ -310,7 +310,8 @@ fn expert_outputs(
         if places.is_empty() {
             continue;
         }
-        let decoded = weights.expert(pass.formulas, expert)?;
+        let id = pass.formulas.expert_id(expert, pass.config.num_experts);
+        let decoded = weights.expert(pass.formulas, id)?;
         let mut inputs = Rows::empty(z.width);
         for (token, _) in &places {
             inputs.push(z.row(*token));

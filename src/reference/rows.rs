@@ -159,16 +159,16 @@ impl Matrix {
         self.columns
     }
 
-    /// Row `index`, widened exactly into `into` \[columns\].
-    pub fn widen_row(&self, index: usize, into: &mut [f64]) {
+    /// Row `index` \[columns\], widened exactly; `buffer` holds it where it is not kept as f64.
+    pub fn row<'a>(&'a self, index: usize, buffer: &'a mut Vec<f64>) -> &'a [f64] {
         let range = index * self.columns..(index + 1) * self.columns;
         match &self.encoded {
             Encoded::Bf16(bits) => {
-                for (value, &bits) in into.iter_mut().zip(&bits[range]) {
-                    *value = bf16_to_f64(bits);
-                }
+                buffer.clear();
+                buffer.extend(bits[range].iter().map(|bits| bf16_to_f64(*bits)));
+                buffer
             }
-            Encoded::F64(values) => into.copy_from_slice(&values[range]),
+            Encoded::F64(values) => &values[range],
         }
     }
 
@@ -185,18 +185,19 @@ impl Matrix {
         let tokens = input.count();
         // One output row of W at a time over all tokens, kept as [rows, T] and turned at the end.
         let mut turned = vec![0.0; self.rows * tokens];
-        let fill = |(output, values): (usize, &mut [f64])| {
-            let mut weights = vec![0.0; self.columns];
-            self.widen_row(source(output), &mut weights);
+        let fill = |buffer: &mut Vec<f64>, (output, values): (usize, &mut [f64])| {
+            let weights = self.row(source(output), buffer);
             for (value, x) in values.iter_mut().zip(input.iter()) {
-                *value = dot(&weights, x);
+                *value = dot(weights, x);
             }
         };
         if self.rows * self.columns >= PARALLEL_WEIGHTS {
             let shares = turned.par_chunks_mut(tokens.max(1)).enumerate();
-            shares.with_min_len(16).for_each(fill);
+            shares.with_min_len(16).for_each_init(Vec::new, fill);
         } else {
-            turned.chunks_mut(tokens.max(1)).enumerate().for_each(fill);
+            let mut buffer = Vec::new();
+            let outputs = turned.chunks_mut(tokens.max(1)).enumerate();
+            outputs.for_each(|output| fill(&mut buffer, output));
         }
         let mut out = Rows::zeros(tokens, self.rows);
         for (output, values) in turned.chunks(tokens.max(1)).enumerate() {
