@@ -18,8 +18,8 @@ use k3_verify::checkpoint::{
 use serde_json::{Value, json};
 
 use super::make::{
-    Folder, Model, Zeros, assert_names, read_config, shard_name, small_config, with, write_zeros,
-    zeros,
+    Folder, Model, Zeros, assert_names, cpu_seconds, read_config, shard_name, small_config, with,
+    write_zeros, zeros,
 };
 
 const HEAD: &str = "language_model.lm_head.weight";
@@ -538,16 +538,18 @@ fn c17_the_whole_release_is_indexed_in_little_memory() {
             return;
         }
     };
+    let cpu_before = cpu_seconds();
     let start = Instant::now();
     let checkpoint = Checkpoint::open(folder.path()).expect("opens");
     let opened = start.elapsed();
     let binding = Binding::bind(&checkpoint, &read_config(&config)).expect("binds");
     let bound = start.elapsed();
     println!(
-        "{} tensors in {} shards of {apparent_bytes} bytes: opened {opened:?}, bound {bound:?}, \
-         index {} bytes, binding {} bytes",
+        "{} tensors in {} shards of {apparent_bytes} bytes: opened {opened:?}, bound {bound:?} \
+         ({:.2} s of processor time), index {} bytes, binding {} bytes",
         checkpoint.len(),
         checkpoint.shards().len(),
+        cpu_seconds() - cpu_before,
         checkpoint.held_bytes(),
         binding.held_bytes(),
     );
