@@ -316,6 +316,12 @@ impl<R: Read> IndexParser<'_, R> {
     }
 
     fn shard_number(&mut self, tensor: &str, shard: &str) -> Result<u16, IndexError> {
+        // Neighbours lie in the same shard most of the time.
+        if let Some(&last) = self.index.shard_of_name.last()
+            && self.index.shards[usize::from(last)] == shard
+        {
+            return Ok(last);
+        }
         if let Some(number) = self.shard_numbers.get(shard) {
             return Ok(*number);
         }

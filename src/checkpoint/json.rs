@@ -378,6 +378,9 @@ impl<R: Read> JsonReader<R> {
     pub fn number(&mut self) -> Result<&str, JsonError> {
         self.peek_token("a number")?;
         self.literal.clear();
+        if self.take_plain_integer() {
+            return Ok(&self.literal);
+        }
         if self.peek_byte()? == Some(b'-') {
             self.take_into_literal()?;
         }
@@ -489,10 +492,15 @@ impl<R: Read> JsonReader<R> {
     }
 
     fn skip_white_space(&mut self) -> Result<(), JsonError> {
-        while matches!(self.peek_byte()?, Some(b' ' | b'\t' | b'\n' | b'\r')) {
-            self.start += 1;
+        loop {
+            let window = &self.window[self.start..self.end];
+            let is_space = |byte: &u8| matches!(byte, b' ' | b'\t' | b'\n' | b'\r');
+            let run = window.iter().position(|byte| !is_space(byte));
+            self.start += run.unwrap_or(window.len());
+            if run.is_some() || !self.fill()? {
+                return Ok(());
+            }
         }
-        Ok(())
     }
 
     /// The next byte after white space, without taking it.
@@ -549,6 +557,23 @@ impl<R: Read> JsonReader<R> {
         }
         members.first = false;
         Ok(true)
+    }
+
+    /// Takes a number that is nothing but digits and lies in the window with the byte behind it:
+    /// almost all numbers there are. `false`, and nothing taken, for any other.
+    fn take_plain_integer(&mut self) -> bool {
+        let window = &self.window[self.start..self.end];
+        let Some(run) = window.iter().position(|byte| !byte.is_ascii_digit()) else {
+            return false;
+        };
+        let is_whole = !matches!(window[run], b'.' | b'e' | b'E');
+        let is_plain = run == 1 || (run > 1 && run <= MAX_NUMBER_BYTES && window[0] != b'0');
+        if is_whole && is_plain {
+            self.literal
+                .extend(window[..run].iter().copied().map(char::from));
+            self.start += run;
+        }
+        is_whole && is_plain
     }
 
     /// Takes digits into the literal; at least one must be there.

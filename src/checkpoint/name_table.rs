@@ -20,7 +20,8 @@ pub struct NameTable {
     ends: Vec<u32>,
     /// Power of two, at most half full.
     slots: Vec<Slot>,
-    hasher: RandomState,
+    /// Drawn anew for each table, so that no file can be made whose names all collide.
+    seeds: [u64; 2],
 }
 
 #[derive(Debug, Clone, Copy)]
@@ -41,11 +42,12 @@ impl NameTable {
     #[must_use]
     pub fn new() -> Self {
         const FIRST_SLOTS: usize = 64;
+        let random = RandomState::new();
         Self {
             arena: String::new(),
             ends: Vec::new(),
             slots: vec![Slot { hash: 0, id: EMPTY }; FIRST_SLOTS],
-            hasher: RandomState::new(),
+            seeds: [random.hash_one(0), random.hash_one(1)],
         }
     }
 
@@ -129,8 +131,19 @@ impl NameTable {
         }
     }
 
+    /// Eight bytes at a time, each step a multiplication folded onto itself; the standard
+    /// library's hash takes four times as long, and every name is hashed three times.
     fn hash(&self, name: &str) -> u32 {
-        self.hasher.hash_one(name) as u32
+        let [mut state, factor] = self.seeds;
+        state ^= name.len() as u64;
+        let (words, tail) = name.as_bytes().as_chunks::<8>();
+        for word in words {
+            state = folded_product(state ^ u64::from_le_bytes(*word), factor | 1);
+        }
+        let mut last = [0; 8];
+        last[..tail.len()].copy_from_slice(tail);
+        state = folded_product(state ^ u64::from_le_bytes(last), factor | 1);
+        (state ^ state >> 32) as u32
     }
 
     fn grow(&mut self) {
@@ -145,6 +158,11 @@ impl NameTable {
         }
         self.slots = slots;
     }
+}
+
+fn folded_product(a: u64, b: u64) -> u64 {
+    let product = u128::from(a) * u128::from(b);
+    product as u64 ^ (product >> 64) as u64
 }
 
 #[cfg(test)]
