@@ -408,6 +408,66 @@ fn every_mutant_changes_the_logits() {
     );
 }
 
+/// Values written into the code where the config has a field: seen under another config, judged
+/// against the reference itself.
+#[test]
+fn literal_values_show_under_another_config() {
+    let Some(mut tiny) = TinyA::open() else {
+        return;
+    };
+    tiny.config.rms_norm_eps = 3e-5;
+    tiny.config.gate_lower_bound = -4.0;
+    tiny.config.activation_situ_beta = 3.0;
+    tiny.config.activation_situ_linear_beta = 20.0;
+    tiny.config.routed_scaling_factor = 1.7;
+    let ids = &tiny.ids("full_ids")[..12];
+    let [right, _] = whole_and_carried(&tiny, &Released, ids).unwrap();
+    let literal = |m: &ReferenceMutant| m.id.contains("literal") || m.id == "router-scaling-off";
+    let literals: Vec<ReferenceMutant> = mutants().into_iter().filter(literal).collect();
+    assert_eq!(literals.len(), 14);
+    for mutant in literals {
+        let (largest, text) = effect(&tiny, &mutant, ids, &right);
+        assert!(largest > 1e-9, "{}: {text}", mutant.id);
+    }
+}
+
+/// Moves the values of one stage a little before anything reads them.
+#[derive(Debug)]
+struct Nudged(StageKey);
+
+impl Formulas for Nudged {
+    fn stored(&self, key: StageKey, values: &mut [f64]) {
+        if key == self.0 {
+            for (index, value) in values.iter_mut().enumerate() {
+                *value += 1e-3 * (index % 3) as f64;
+            }
+        }
+    }
+
+    fn stored_ids(&self, key: StageKey, chosen: &mut [Vec<usize>]) {
+        if key == self.0 {
+            chosen.iter_mut().for_each(|ids| *ids = vec![1, 6]);
+        }
+    }
+}
+
+/// A stage that nothing reads would be compared in vain: every one of them decides the logits.
+#[test]
+fn every_stage_is_read_by_what_follows() {
+    let Some(tiny) = TinyA::open() else { return };
+    let ids = &tiny.ids("full_ids")[..10];
+    let mut dump = StageDump::default();
+    tiny.model().sequence().feed(ids, &mut dump).unwrap();
+    let [right, _] = whole_and_carried(&tiny, &Released, ids).unwrap();
+    let in_some_layers = |key: &&StageKey| key.layer.is_none_or(|n| [0, 3, 4].contains(&n));
+    for key in dump.tensors.keys().filter(in_some_layers) {
+        // A test may leak what it needs for its whole run.
+        let nudged: &'static Nudged = Box::leak(Box::new(Nudged(*key)));
+        let [_, carried] = whole_and_carried(&tiny, nudged, ids).unwrap();
+        assert!(max_abs_difference(&carried, &right) > 1e-9, "{key}");
+    }
+}
+
 /// A copy of the model with some bytes of one tensor overwritten.
 fn damaged(tiny: &TinyA, tensor: &str, at_byte: usize, bytes: &[u8]) -> TempDir {
     let copy = TempDir::new().unwrap();
@@ -525,24 +585,4 @@ fn a_layer_runs_alone() {
         assert_eq!(*expected, StageValues::Real(residual.sum.values.clone()));
     }
     assert_eq!(residual.banks.len(), 2);
-}
-
-/// Not a test of values: what a token costs, printed.
-#[test]
-#[ignore = "prints a time"]
-fn time_per_token() {
-    let Some(tiny) = TinyA::open() else { return };
-    let start = std::time::Instant::now();
-    let model = tiny.model();
-    eprintln!("open {:?}", start.elapsed());
-    let ids = tiny.ids("full_ids");
-    let start = std::time::Instant::now();
-    feed_all(&model, &ids);
-    eprintln!("40 tokens at once: {:?} per token", start.elapsed() / 40);
-    let mut sequence = model.sequence();
-    let start = std::time::Instant::now();
-    for id in &ids {
-        sequence.feed(&[*id], &mut NoStages).unwrap();
-    }
-    eprintln!("one by one: {:?} per token", start.elapsed() / 40);
 }
