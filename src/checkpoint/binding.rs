@@ -242,7 +242,9 @@ impl Binding {
     /// Every variant of [`BindError`] but `Missing`.
     pub fn bind_partial(checkpoint: &Checkpoint, config: &RawConfig) -> Result<Self, BindError> {
         let shape = ModelShape::derive(config)?;
-        let find = |expected: &ExpectedTensor<'_>| find_checked(checkpoint, expected);
+        let find = |expected: &ExpectedTensor<'_>, near: &mut u32| {
+            find_checked(checkpoint, expected, near)
+        };
         let (model, layers) = place_all(&shape, &find)?;
         let mut used = vec![false; checkpoint.len()];
         let tables = std::iter::once(&model).chain(&layers);
@@ -408,11 +410,10 @@ pub struct NameBinding {
 /// [`BindError::Shape`].
 pub fn bind_names(index: &ShardIndex, config: &RawConfig) -> Result<NameBinding, BindError> {
     let shape = ModelShape::derive(config)?;
-    let find = |expected: &ExpectedTensor<'_>| {
-        Ok(index
-            .names
-            .find(expected.name)
-            .map(|id| TensorId::new(id as usize)))
+    let find = |expected: &ExpectedTensor<'_>, near: &mut u32| {
+        let id = index.names.find_near(expected.name, *near);
+        *near = id.unwrap_or(*near);
+        Ok(id.map(|id| TensorId::new(id as usize)))
     };
     let (model, layers) = place_all(&shape, &find)?;
     let tables = std::iter::once(&model).chain(&layers);
@@ -505,7 +506,7 @@ type Found = Result<Option<TensorId>, BindError>;
 /// Looks every expected tensor up, layers in parallel; the first error in the model's order wins.
 fn place_all(
     shape: &ModelShape,
-    find: &(impl Fn(&ExpectedTensor<'_>) -> Found + Sync),
+    find: &(impl Fn(&ExpectedTensor<'_>, &mut u32) -> Found + Sync),
 ) -> Result<(PlaceTable, Vec<PlaceTable>), BindError> {
     let mut model = Placing::new(find);
     visit_model(shape, |expected| model.place(&expected));
@@ -532,14 +533,17 @@ fn place_all(
 /// Fills one table; stops at the first error.
 struct Placing<'a, F> {
     find: &'a F,
+    /// Number of the name found last: the next one is often its neighbour.
+    near: u32,
     table: PlaceTable,
     error: Option<BindError>,
 }
 
-impl<'a, F: Fn(&ExpectedTensor<'_>) -> Found> Placing<'a, F> {
+impl<'a, F: Fn(&ExpectedTensor<'_>, &mut u32) -> Found> Placing<'a, F> {
     fn new(find: &'a F) -> Self {
         Self {
             find,
+            near: 0,
             table: PlaceTable::new(),
             error: None,
         }
@@ -549,7 +553,7 @@ impl<'a, F: Fn(&ExpectedTensor<'_>) -> Found> Placing<'a, F> {
         if self.error.is_some() {
             return;
         }
-        match (self.find)(expected) {
+        match (self.find)(expected, &mut self.near) {
             Ok(id) => self.table.put(expected, id),
             Err(error) => self.error = Some(error),
         }
@@ -561,10 +565,11 @@ impl<'a, F: Fn(&ExpectedTensor<'_>) -> Found> Placing<'a, F> {
 }
 
 /// The tensor of that name, its dtype and shape checked.
-fn find_checked(checkpoint: &Checkpoint, expected: &ExpectedTensor<'_>) -> Found {
-    let Some(info) = checkpoint.tensor(expected.name) else {
+fn find_checked(checkpoint: &Checkpoint, expected: &ExpectedTensor<'_>, near: &mut u32) -> Found {
+    let Some(id) = checkpoint.find_near(expected.name, near) else {
         return Ok(None);
     };
+    let info = checkpoint.info(id);
     let (role, tensor) = (expected.role, || expected.name.to_owned());
     let path = || checkpoint.shard_path(info.shard).to_owned();
     if info.dtype != expected.dtype {

@@ -402,6 +402,15 @@ impl Checkpoint {
         (entry != NO_ENTRY).then(|| TensorId::new(entry as usize))
     }
 
+    /// As [`Self::find`], for names that come in an order of their own: `near` is the caller's, 0
+    /// at first.
+    pub(super) fn find_near(&self, name: &str, near: &mut u32) -> Option<TensorId> {
+        let name_id = self.names.find_near(name, *near)?;
+        *near = name_id;
+        let entry = self.entry_of_name[name_id as usize];
+        (entry != NO_ENTRY).then(|| TensorId::new(entry as usize))
+    }
+
     /// What is known of a tensor of this checkpoint.
     #[must_use]
     pub fn info(&self, id: TensorId) -> TensorInfo<'_> {
@@ -550,9 +559,11 @@ fn open_indexed(
     let opened: Vec<_> = present
         .par_iter()
         .map(|file| {
+            let strangers = NameTable::new();
             let mut names = IndexedNames {
                 table: &index.names,
-                strangers: NameTable::new(),
+                strangers,
+                near: 0,
             };
             let opened = Shard::open(&folder.join(file), &mut names);
             opened.map(|opened| (opened, names.strangers))
@@ -673,14 +684,18 @@ fn numbering(shard: &str) -> Option<(&str, &str, &str)> {
 struct IndexedNames<'a> {
     table: &'a NameTable,
     strangers: NameTable,
+    /// The id given last.
+    near: u32,
 }
 
 impl NameResolver for IndexedNames<'_> {
     fn resolve(&mut self, name: &str) -> Option<u32> {
-        self.table.find(name).or_else(|| {
-            let (id, _) = self.strangers.intern(name)?;
-            id.checked_add(self.table.len() as u32)
-        })
+        if let Some(id) = self.table.find_near(name, self.near) {
+            self.near = id;
+            return Some(id);
+        }
+        let (id, _) = self.strangers.intern(name)?;
+        id.checked_add(self.table.len() as u32)
     }
 
     fn name(&self, id: u32) -> &str {
