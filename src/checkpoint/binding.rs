@@ -10,13 +10,13 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
 use thiserror::Error;
 
 use super::dtype::Dtype;
-use super::index::ShardIndex;
+use super::index::{INDEX_FILE, ShardIndex};
 use super::names::{
     EXPERT_ROLES, LAYER_PREFIX, PROJECTOR_PREFIX, Role, TEXT_PREFIX, VISION_PREFIX,
 };
@@ -28,15 +28,33 @@ use crate::config::RawConfig;
 /// How many names an error lists; it counts all of them.
 const LISTED: usize = 24;
 
+/// Most missing tensors that are worth naming: twice the released model. A config within its limits
+/// can imply 25 billion tensors, which would take hours to look up.
+const MAX_MISSING: u64 = 1_000_000;
+
 /// One way a checkpoint does not fit its config.
 #[derive(Debug, Error)]
 pub enum BindError {
     /// A raw config that was not made by its reader.
     #[error(transparent)]
     Shape(#[from] ShapeError),
+    /// A config that implies far more tensors than there are.
+    #[error(
+        "{}: the config's layers and num_experts imply {expected} tensors, there are {got}; more \
+         than {MAX_MISSING} missing ones are not looked for",
+        path.display()
+    )]
+    TooManyExpected {
+        /// The checkpoint or index.
+        path: PathBuf,
+        /// Tensors by the config.
+        expected: u64,
+        /// Names there are.
+        got: u64,
+    },
     /// Tensors that the config implies and the checkpoint does not have.
     #[error(
-        "{}: {count} tensors missing: {}{}", path.display(), listing(names, *count), hint(unknown)
+        "{}: {count} tensor(s) missing: {}{}", path.display(), listing(names, *count), hint(unknown)
     )]
     Missing {
         /// The checkpoint.
@@ -242,6 +260,7 @@ impl Binding {
     /// Every variant of [`BindError`] but `Missing`.
     pub fn bind_partial(checkpoint: &Checkpoint, config: &RawConfig) -> Result<Self, BindError> {
         let shape = ModelShape::derive(config)?;
+        refuse_absurd_plan(&shape, checkpoint.name_count(), checkpoint.folder())?;
         let find = |expected: &ExpectedTensor<'_>, near: &mut u32| {
             find_checked(checkpoint, expected, near)
         };
@@ -309,6 +328,16 @@ impl Binding {
     #[must_use]
     pub fn layer_tensor(&self, layer: usize, role: Role) -> Option<TensorId> {
         self.layers.get(layer)?.role(role)
+    }
+
+    /// The bound trunk tensors of a layer (zero-based), in the order of [`Role::ALL`].
+    pub fn layer_tensors(&self, layer: usize) -> impl Iterator<Item = (Role, TensorId)> {
+        self.layers[layer].bound_roles()
+    }
+
+    /// The bound tensors of the whole model, in the order of [`Role::ALL`].
+    pub fn model_tensors(&self) -> impl Iterator<Item = (Role, TensorId)> {
+        self.model.bound_roles()
     }
 
     /// The six tensors of a routed expert; `None` in dense layers, and where one of them is
@@ -407,9 +436,10 @@ pub struct NameBinding {
 /// Compares the names of an index with those a config implies.
 ///
 /// # Errors
-/// [`BindError::Shape`].
+/// [`BindError::Shape`], [`BindError::TooManyExpected`].
 pub fn bind_names(index: &ShardIndex, config: &RawConfig) -> Result<NameBinding, BindError> {
     let shape = ModelShape::derive(config)?;
+    refuse_absurd_plan(&shape, index.names.len(), Path::new(INDEX_FILE))?;
     let find = |expected: &ExpectedTensor<'_>, near: &mut u32| {
         let id = index.names.find_near(expected.name, *near);
         *near = id.unwrap_or(*near);
@@ -442,6 +472,19 @@ pub fn bind_names(index: &ShardIndex, config: &RawConfig) -> Result<NameBinding,
         unused: count_classes(classes.into_iter()),
         unknown,
     })
+}
+
+fn refuse_absurd_plan(shape: &ModelShape, names: usize, path: &Path) -> Result<(), BindError> {
+    let (expected, got) = (tensor_count(shape), names as u64);
+    if expected > got + MAX_MISSING {
+        let path = path.to_owned();
+        return Err(BindError::TooManyExpected {
+            path,
+            expected,
+            got,
+        });
+    }
+    Ok(())
 }
 
 /// What was found for the model or for one layer.
@@ -491,6 +534,12 @@ impl PlaceTable {
         if let Some(place) = EXPERT_ROLES.iter().position(|role| *role == expected.role) {
             self.experts[expert][place] = id;
         }
+    }
+
+    fn bound_roles(&self) -> impl Iterator<Item = (Role, TensorId)> {
+        Role::ALL
+            .iter()
+            .filter_map(|&role| Some((role, self.role(role)?)))
     }
 
     fn found(&self) -> impl Iterator<Item = TensorId> {
