@@ -1,7 +1,8 @@
 //! Binding: what a checkpoint must have, in which dtype and shape, and what is left over.
 
 use k3_verify::checkpoint::binding::UnusedClass;
-use k3_verify::checkpoint::{BindError, Binding, Checkpoint, Dtype, Role};
+use k3_verify::checkpoint::shape::ShapeError;
+use k3_verify::checkpoint::{BindError, Binding, Checkpoint, Dtype, ModelShape, Role};
 use serde_json::json;
 
 use super::make::{Model, assert_names, read_config, with, zeros};
@@ -32,6 +33,29 @@ fn the_model_that_the_tests_damage_is_good() {
     assert!(binding.model_tensor(Role::LmHead).is_some());
     assert!(binding.layer_tensor(3, Role::MlaKvBProj).is_some());
     assert_eq!(binding.shape().banks, 2);
+    // Layer 0 is KDA and dense; its two residual weights without use are not handed out.
+    let roles: Vec<_> = binding.layer_tensors(0).map(|(role, _)| role).collect();
+    assert_eq!(roles.len(), 8 - 2 + 12 + 3);
+    assert!(!roles.contains(&Role::AttentionResNorm) && roles.contains(&Role::MlpResNorm));
+    assert_eq!(binding.model_tensors().count(), 5);
+}
+
+/// An expert is read in one piece where it lies in one piece, and only there.
+#[test]
+fn contiguous_tensors_are_recognised() {
+    let model = Model::small();
+    let folder = model.write();
+    let checkpoint = Checkpoint::open(folder.path()).expect("opens");
+    let binding = Binding::bind(&checkpoint, &read_config(&model.config)).expect("binds");
+    let expert = |expert| binding.expert(2, expert).expect("an expert").in_order();
+    let (shard, range) = checkpoint.contiguous(&expert(1)).expect("in one piece");
+    assert_eq!(shard, 1);
+    assert_eq!(range.end - range.start, binding.shape().moe.expert_bytes());
+    let (first, second) = (expert(0), expert(1));
+    assert!(checkpoint.contiguous(&[first, second].concat()).is_some());
+    assert_eq!(checkpoint.contiguous(&[first[0], first[2]]), None);
+    assert_eq!(checkpoint.contiguous(&[first[1], first[0]]), None);
+    assert_eq!(checkpoint.contiguous(&[]), None);
 }
 
 #[test]
@@ -100,7 +124,7 @@ fn a08_a_missing_latent_norm_is_named() {
     assert_eq!(model.remove(|other| other == name), 1);
     let error = bind(&model).expect_err("refused");
     assert!(matches!(&error, BindError::Missing { count: 1, names, .. } if *names == [&*name]));
-    assert_names(&error, &[&name, "1 tensors missing"]);
+    assert_names(&error, &[&name, "1 tensor(s) missing"]);
 }
 
 #[test]
@@ -240,6 +264,25 @@ fn a22_both_spellings_at_once_are_refused() {
     }
 }
 
+/// A readable config must not keep the binder busy for hours before it says no.
+#[test]
+fn a14_a_plan_far_above_the_checkpoint_is_refused_at_once() {
+    let mut model = Model::small();
+    model.config = with(model.config, "text_config.num_experts", json!(100_000));
+    let error = bind(&model).expect_err("refused");
+    assert!(
+        matches!(
+            error,
+            BindError::TooManyExpected {
+                expected: 1_800_106,
+                ..
+            }
+        ),
+        "{error}"
+    );
+    assert_names(&error, &["num_experts", "1800106"]);
+}
+
 #[test]
 fn shape() {
     let model = Model::small();
@@ -250,6 +293,9 @@ fn shape() {
     let error = Binding::bind(&checkpoint, &config).expect_err("refused");
     assert!(matches!(error, BindError::Shape(_)));
     assert_names(&error, &["layer 3", "ONE-based"]);
+    config = read_config(&model.config);
+    config.attn_res_block_size = 0;
+    assert_eq!(ModelShape::derive(&config), Err(ShapeError::EmptyBlock));
 }
 
 /// A config of another model of the same family must not bind by luck.

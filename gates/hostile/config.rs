@@ -4,6 +4,7 @@ use std::path::Path;
 
 use k3_verify::checkpoint::foreign::Foreign;
 use k3_verify::checkpoint::json::JsonError;
+use k3_verify::checkpoint::link::LinkTrouble;
 use k3_verify::config::{
     ConfigError, ConfigProblem, MAX_CONFIG_BYTES, MAX_LAYERS, MAX_SIZE, RawConfig,
 };
@@ -79,6 +80,22 @@ fn h06_no_config_is_an_error_that_names_the_path() {
         &error,
         &[folder.file("config.json").to_str().expect("utf-8")],
     );
+}
+
+#[test]
+fn c13_links_that_lead_nowhere_are_named() {
+    let folder = Folder::new();
+    let link = folder.file("config.json");
+    std::os::unix::fs::symlink("../blobs/0", &link).expect("linked");
+    let error = RawConfig::read(&link).expect_err("refused");
+    assert!(matches!(
+        error,
+        ConfigError::Link {
+            trouble: LinkTrouble::Dangling { .. },
+            ..
+        }
+    ));
+    assert_names(&error, &["config.json", "dangling", "../blobs/0"]);
 }
 
 #[test]
@@ -203,14 +220,16 @@ fn c15_duplicate_keys_are_refused() {
 }
 
 #[test]
-fn h06_two_missing_fields_are_told_in_one_message() {
+fn h06_all_missing_fields_are_told_in_one_message() {
     let config = without(small_config(), "text_config.q_lora_rank");
     let config = without(config, &format!("{LINEAR}.gate_lower_bound"));
+    let config = without(config, "text_config.num_key_value_heads");
     let error = parse(config.to_string().as_bytes()).expect_err("refused");
     assert_names(
         &error,
         &[
-            "2 problems",
+            "3 problems",
+            "text_config.num_key_value_heads is missing",
             "text_config.q_lora_rank is missing",
             "gate_lower_bound is missing",
         ],
@@ -380,6 +399,13 @@ fn not_positive() {
 
 fn problem_first(path: &str, value: Value) -> ConfigProblem {
     problems(&with(small_config(), path, value))[0].clone()
+}
+
+#[test]
+fn negative() {
+    let key = "text_config.first_k_dense_replace";
+    let found = problem(key, json!(-1), &[key, "-1"]);
+    assert!(matches!(found, ConfigProblem::Negative { .. }));
 }
 
 #[test]

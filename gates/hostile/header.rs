@@ -6,12 +6,13 @@ use std::os::unix::fs::FileExt;
 
 use k3_verify::checkpoint::foreign::Foreign;
 use k3_verify::checkpoint::header::{
-    HeaderError, MAX_HEADER_BYTES, MAX_NAME_BYTES, MAX_RANK, parse_header,
+    HeaderError, MAX_HEADER_BYTES, MAX_NAME_BYTES, MAX_RANK, NameResolver, parse_header,
 };
 use k3_verify::checkpoint::json::JsonError;
 use k3_verify::checkpoint::name_table::NameTable;
-use k3_verify::checkpoint::shard::ShardError;
+use k3_verify::checkpoint::shard::{ReadError, ShardError};
 use k3_verify::checkpoint::{Checkpoint, CheckpointError};
+use proptest::prelude::*;
 
 use super::make::{Folder, assert_names, raw_file};
 
@@ -37,16 +38,22 @@ fn refused(bytes: &[u8]) -> HeaderError {
 
 /// A file with one tensor `w` of this shape text, dtype and offsets, and `data_bytes` of data.
 fn one(dtype: &str, shape: &str, offsets: &str, data_bytes: usize) -> Vec<u8> {
-    let header =
-        format!(r#"{{"w":{{"dtype":"{dtype}","shape":{shape},"data_offsets":{offsets}}}}}"#);
+    let header = format!("{{{}}}", entry("w", dtype, shape, offsets));
     raw_file(header.as_bytes(), &vec![0; data_bytes])
+}
+
+/// One entry of a header.
+fn entry(name: &str, dtype: &str, shape: &str, offsets: &str) -> String {
+    format!(r#""{name}":{{"dtype":"{dtype}","shape":{shape},"data_offsets":{offsets}}}"#)
 }
 
 /// A file with two tensors of eight bytes with these offsets.
 fn two(first: &str, second: &str, data_bytes: usize) -> Vec<u8> {
-    let header = format!(
-        r#"{{"a":{{"dtype":"F32","shape":[2],"data_offsets":{first}}},"b":{{"dtype":"F32","shape":[2],"data_offsets":{second}}}}}"#
+    let (a, b) = (
+        entry("a", "F32", "[2]", first),
+        entry("b", "F32", "[2]", second),
     );
+    let header = format!("{{{a},{b}}}");
     raw_file(header.as_bytes(), &vec![0; data_bytes])
 }
 
@@ -314,7 +321,11 @@ fn c05_tensors_must_cover_the_data_exactly() {
         }
     ));
     // An empty tensor inside another one points into foreign bytes.
-    let header = r#"{"a":{"dtype":"U8","shape":[8],"data_offsets":[0,8]},"e":{"dtype":"U8","shape":[0],"data_offsets":[4,4]}}"#;
+    let (a, e) = (
+        entry("a", "U8", "[8]", "[0,8]"),
+        entry("e", "U8", "[0]", "[4,4]"),
+    );
+    let header = format!("{{{a},{e}}}");
     let inside = refused(&raw_file(header.as_bytes(), &[0; 8]));
     assert!(matches!(inside, HeaderError::Overlap { at: 4, .. }));
 }
@@ -406,7 +417,12 @@ fn json() {
 
 #[test]
 fn c14_empty_tensors_and_scalars_are_read() {
-    let header = r#"{"e":{"dtype":"F32","shape":[0,4],"data_offsets":[0,0]},"s":{"dtype":"F32","shape":[],"data_offsets":[0,4]},"z":{"dtype":"U8","shape":[0],"data_offsets":[4,4]}}"#;
+    let entries = [
+        entry("e", "F32", "[0,4]", "[0,0]"),
+        entry("s", "F32", "[]", "[0,4]"),
+        entry("z", "U8", "[0]", "[4,4]"),
+    ];
+    let header = format!("{{{}}}", entries.join(","));
     let folder = Folder::new();
     let path = folder.put(
         "a.safetensors",
@@ -443,16 +459,15 @@ fn c15_escaped_names_are_found_by_their_utf8() {
 #[test]
 fn c16_offsets_above_2_to_the_53_are_exact() {
     const ODD: u64 = 9_007_199_254_740_993;
-    let entry = |offsets: &str| {
-        format!(
-            r#"{{"a":{{"dtype":"U8","shape":[{ODD}],"data_offsets":[0,{ODD}]}},"b":{{"dtype":"U8","shape":[3],"data_offsets":{offsets}}}}}"#
-        )
+    let header_of = |offsets: &str| {
+        let a = entry("a", "U8", &format!("[{ODD}]"), &format!("[0,{ODD}]"));
+        format!("{{{a},{}}}", entry("b", "U8", "[3]", offsets))
     };
-    let header = entry(&format!("[{ODD},{}]", ODD + 3));
+    let header = header_of(&format!("[{ODD},{}]", ODD + 3));
     let mut names = NameTable::new();
     let parsed = parse_header(header.as_bytes(), ODD + 3, &mut names).expect("legal");
     assert_eq!(parsed.entries[1].start, ODD);
-    let float = entry(&format!("[9.007199254740993e15,{}]", ODD + 3));
+    let float = header_of(&format!("[9.007199254740993e15,{}]", ODD + 3));
     let error = parse_header(float.as_bytes(), ODD + 3, &mut NameTable::new());
     assert!(matches!(
         error,
@@ -479,6 +494,12 @@ fn c16_offsets_above_2_to_the_53_are_exact() {
     let checkpoint = Checkpoint::open_file(&path).expect("legal");
     assert_eq!(checkpoint.tensor("b").map(|info| info.offset), Some(start));
     assert_eq!(checkpoint.read("b").expect("tail"), [1, 2, 3]);
+    // Nine petabytes are not to be had; asking for them must not end the process.
+    let error = checkpoint.read("a").expect_err("refused");
+    assert!(matches!(
+        error,
+        ReadError::OutOfMemory { byte_len: ODD, .. }
+    ));
 }
 
 #[test]
@@ -538,6 +559,21 @@ fn name_too_long() {
 }
 
 #[test]
+fn too_many_names() {
+    struct Full;
+    impl NameResolver for Full {
+        fn resolve(&mut self, _: &str) -> Option<u32> {
+            None
+        }
+        fn name(&self, _: u32) -> &str {
+            ""
+        }
+    }
+    let error = parse_header(good_header().as_bytes(), 8, &mut Full);
+    assert!(matches!(error, Err(HeaderError::TooManyNames)));
+}
+
+#[test]
 fn unknown_dtype() {
     for dtype in ["F31", "f32", "", "MXFP4"] {
         let error = refused(&one(dtype, "[2]", "[0,8]", 8));
@@ -551,6 +587,84 @@ fn rank_too_high() {
     assert!(open(&one("F32", &ones(MAX_RANK), "[0,4]", 4)).is_ok());
     let error = refused(&one("F32", &ones(MAX_RANK + 1), "[0,4]", 4));
     assert!(matches!(error, HeaderError::RankTooHigh { .. }));
+}
+
+/// A file of three tensors, metadata and padding, for damage at any place.
+fn file_to_damage() -> Vec<u8> {
+    let entries = [
+        r#""__metadata__":{"format":"pt"}"#.to_owned(),
+        entry("a", "BF16", "[2,3]", "[0,12]"),
+        entry("b", "U8", "[]", "[12,13]"),
+        entry("c", "F32", "[1]", "[13,17]"),
+    ];
+    let header = format!("{{{}}}  ", entries.join(","));
+    raw_file(
+        header.as_bytes(),
+        &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17],
+    )
+}
+
+/// Whatever is accepted must mean the same to the other reader; nothing may panic.
+fn same_as_the_crate(bytes: &[u8]) {
+    let folder = Folder::new();
+    let path = folder.put("a.safetensors", bytes);
+    let Ok(ours) = Checkpoint::open_file(&path) else {
+        return;
+    };
+    let other = safetensors::SafeTensors::deserialize(bytes).expect("accepted by ours only");
+    assert_eq!(ours.len(), other.len());
+    for (name, view) in other.tensors() {
+        let info = ours.tensor(&name).expect("named by both");
+        assert_eq!(
+            (info.shape, info.dtype.name()),
+            (view.shape(), &*view.dtype().to_string())
+        );
+        assert_eq!(ours.read(&name).expect("read"), view.data());
+    }
+}
+
+#[test]
+fn a_file_cut_anywhere_is_refused() {
+    let whole = file_to_damage();
+    same_as_the_crate(&whole);
+    assert!(open(&whole).is_ok());
+    for length in 0..whole.len() {
+        assert!(open(&whole[..length]).is_err(), "cut at {length}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn damaged_files_mean_the_same_to_both_readers_or_nothing_to_ours(
+        damage in prop::collection::vec((0_usize..260, prop::sample::select(
+            b"{}[]\",:0123456789abcAB \\tF\x00\x80\xFF".to_vec())), 1..4),
+        removed in 0_usize..260,
+        count in 0_usize..3,
+    ) {
+        let mut bytes = file_to_damage();
+        for (place, byte) in damage {
+            let place = place % bytes.len();
+            bytes[place] = byte;
+        }
+        let start = removed % bytes.len();
+        bytes.drain(start..bytes.len().min(start + count));
+        same_as_the_crate(&bytes);
+    }
+
+    #[test]
+    fn swapped_digits_mean_the_same_to_both_readers_or_nothing_to_ours(
+        places in prop::collection::vec((any::<prop::sample::Index>(), b'0'..=b'9'), 1..4),
+    ) {
+        let mut bytes = file_to_damage();
+        let is_digit = |(place, byte): (usize, &u8)| byte.is_ascii_digit().then_some(place);
+        let digits: Vec<_> = bytes.iter().enumerate().filter_map(is_digit).collect();
+        for (place, digit) in places {
+            bytes[digits[place.index(digits.len())]] = digit;
+        }
+        same_as_the_crate(&bytes);
+    }
 }
 
 #[test]

@@ -4,6 +4,7 @@ use std::path::Path;
 
 use k3_verify::checkpoint::foreign::Foreign;
 use k3_verify::checkpoint::index::{IndexError, MAX_INDEX_BYTES, MAX_SHARDS, ShardIndex};
+use k3_verify::checkpoint::link::LinkTrouble;
 
 use super::make::{Folder, assert_names};
 
@@ -42,6 +43,22 @@ fn io() {
         ShardIndex::read(&folder.file("none")),
         Err(IndexError::Io { .. })
     ));
+}
+
+#[test]
+fn c13_links_that_lead_nowhere_are_named() {
+    let folder = Folder::new();
+    let link = folder.file("model.safetensors.index.json");
+    std::os::unix::fs::symlink("model.safetensors.index.json", &link).expect("linked");
+    let error = ShardIndex::read(&link).expect_err("refused");
+    assert!(matches!(
+        error,
+        IndexError::Link {
+            trouble: LinkTrouble::Loop { .. },
+            ..
+        }
+    ));
+    assert_names(&error, &["loop"]);
 }
 
 #[test]

@@ -4,7 +4,7 @@
 //! disk, [`store`] the opened whole. [`names`] is the table of the release's names, [`shape`] what
 //! the engine derives from a config, [`plan`] the tensors that follow, [`binding`] the match of
 //! plan and checkpoint. [`dtype`] and [`mxfp4`] define what stored bits mean, [`identity`] says
-//! which checkpoint it was, [`write`] makes files. Policies are stated where they are enforced.
+//! which checkpoint it was, [`mod@write`] makes files. Policies are stated where they are enforced.
 //!
 //! The reference shares none of this: it has a reader of its own.
 
@@ -15,6 +15,7 @@ pub mod header;
 pub mod identity;
 pub mod index;
 pub mod json;
+pub mod link;
 pub mod mxfp4;
 pub mod name_table;
 pub mod names;

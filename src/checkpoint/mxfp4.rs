@@ -1,9 +1,10 @@
 //! MXFP4 by its definition: value = E2M1\[code\] · 2^(scale − 127), exact in f64.
 //!
 //! Two codes lie in a byte, the even column in the low nibble; one scale byte serves 32 columns.
-//! The widest values are 6·2^127 and 0.5·2^−127: neither fits f32 as a normal number, so nothing
-//! here is single precision. Scale byte 255 is NaN by the OCP MX specification: a damaged file,
-//! reported with its place, never turned into zero. Not here: anything fast (see the kernels).
+//! The widest values are 6·2^127 and 0.5·2^−127: neither fits f32 as a normal number, so
+//! nothing here is single precision. Scale byte 255 is NaN by the OCP MX specification: a damaged
+//! file, reported with its place, never turned into zero. Not here: anything fast (see the
+//! kernels).
 
 use std::fmt;
 

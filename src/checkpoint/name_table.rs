@@ -83,6 +83,18 @@ impl NameTable {
         (slot.id != EMPTY).then_some(slot.id)
     }
 
+    /// As [`Self::find`], looking at the neighbours of `near` first: lists of the same names mostly
+    /// run alike, or backwards, and a neighbour is in the processor's cache.
+    #[must_use]
+    pub fn find_near(&self, name: &str, near: u32) -> Option<u32> {
+        let neighbours = [near.wrapping_add(1), near.wrapping_sub(1)];
+        let is_it = |&id: &u32| (id as usize) < self.ends.len() && self.name(id) == name;
+        neighbours
+            .into_iter()
+            .find(is_it)
+            .or_else(|| self.find(name))
+    }
+
     /// The id of a name and whether it is new; `None` when the arena is full.
     pub fn intern(&mut self, name: &str) -> Option<(u32, bool)> {
         let hash = self.hash(name);
@@ -184,5 +196,9 @@ mod tests {
         }
         assert_eq!(table.name(5000), "");
         assert_eq!(table.find("layers.5000.w"), None);
+        for near in [0, 4, 5, 6, 5000, u32::MAX] {
+            assert_eq!(table.find_near("layers.5.w", near), Some(5));
+            assert_eq!(table.find_near("none", near), None);
+        }
     }
 }

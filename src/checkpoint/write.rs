@@ -392,5 +392,7 @@ mod tests {
         let metadata = FileLayout::new([], &[("a", "1"), ("a", "2")]);
         assert!(matches!(metadata, Err(WriteError::DuplicateKey { .. })));
         assert_eq!(std::fs::read_dir(folder.path()).expect("folder").count(), 0);
+        let nowhere = write_safetensors(&path.join("b.safetensors"), &[], &[]);
+        assert!(matches!(nowhere, Err(WriteError::Io { .. })));
     }
 }
