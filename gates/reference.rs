@@ -33,47 +33,6 @@ fn json(path: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
-/// The raw fields of a well-formed config.json.
-fn raw_config(model: &Path) -> RawConfig {
-    let file = json(&model.join("config.json"));
-    let text = &file["text_config"];
-    let linear = &text["linear_attn_config"];
-    let size = |value: &Value| value.as_u64().unwrap() as usize;
-    let list = |value: &Value| value.as_array().unwrap().iter().map(size).collect();
-    let real = |name: &str| text[name].as_f64().unwrap();
-    let of_text = |name: &str| size(&text[name]);
-    RawConfig {
-        hidden_size: of_text("hidden_size"),
-        vocab_size: of_text("vocab_size"),
-        num_hidden_layers: of_text("num_hidden_layers"),
-        rms_norm_eps: real("rms_norm_eps"),
-        kda_num_heads: size(&linear["num_heads"]),
-        kda_head_dim: size(&linear["head_dim"]),
-        short_conv_kernel_size: size(&linear["short_conv_kernel_size"]),
-        gate_lower_bound: linear["gate_lower_bound"].as_f64().unwrap(),
-        full_attn_layers: list(&linear["full_attn_layers"]),
-        kda_layers: list(&linear["kda_layers"]),
-        num_attention_heads: of_text("num_attention_heads"),
-        q_lora_rank: of_text("q_lora_rank"),
-        kv_lora_rank: of_text("kv_lora_rank"),
-        qk_nope_head_dim: of_text("qk_nope_head_dim"),
-        qk_rope_head_dim: of_text("qk_rope_head_dim"),
-        v_head_dim: of_text("v_head_dim"),
-        attn_res_block_size: of_text("attn_res_block_size"),
-        first_k_dense_replace: of_text("first_k_dense_replace"),
-        intermediate_size: of_text("intermediate_size"),
-        num_experts: of_text("num_experts"),
-        num_experts_per_token: of_text("num_experts_per_token"),
-        routed_expert_hidden_size: of_text("routed_expert_hidden_size"),
-        moe_intermediate_size: of_text("moe_intermediate_size"),
-        num_shared_experts: of_text("num_shared_experts"),
-        moe_renormalize: text["moe_renormalize"].as_bool().unwrap(),
-        routed_scaling_factor: real("routed_scaling_factor"),
-        activation_situ_beta: real("activation_situ_beta"),
-        activation_situ_linear_beta: real("activation_situ_linear_beta"),
-    }
-}
-
 /// The evidence set `tiny-k3-a`.
 struct TinyA {
     folder: PathBuf,
@@ -87,7 +46,7 @@ impl TinyA {
         let set = external("tiny-k3-a")?;
         let folder = set.join("model");
         Some(Self {
-            config: raw_config(&folder),
+            config: RawConfig::read(&folder.join("config.json")).unwrap(),
             expected: json(&set.join("expected.json")),
             tensors: std::fs::read(set.join("expected.safetensors")).unwrap(),
             folder,
