@@ -5,6 +5,14 @@
 //! `src/README.md`; what the model computes is named by the clauses in [`clauses`].
 
 pub mod checkpoint;
+pub mod clauses;
+pub mod cli;
+pub mod compare;
 pub mod config;
+pub mod exit;
+pub mod gates;
+pub mod host;
 pub mod reference;
+pub mod report;
 pub mod stages;
+pub mod tensor_file;
