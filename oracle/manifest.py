@@ -9,8 +9,10 @@ import json
 from pathlib import Path
 
 import recipe
+from kernel_case import KERNEL_SEED
 
 GENERATOR = "oracle/generate.py"
+KERNEL_GENERATOR = "oracle/kernel_fixtures.py"
 NAME = "manifest.json"
 SHARD_CATCHES = (
     "wrong order within a shard, wrong dtype widths, swapped nibbles, misread scales, padding of "
@@ -50,26 +52,29 @@ def listed_files(folder):
                   if path.is_file() and path.suffix != ".md" and path.name != NAME)
 
 
-def describe(folder, path):
+def describe(folder, path, kernel_texts):
     name = path.relative_to(folder).as_posix()
     data = path.read_bytes()
-    what, catches, budget = WHAT[name]
+    generator, seed = GENERATOR, recipe.WEIGHT_SEED
+    if name in kernel_texts:
+        generator, seed = KERNEL_GENERATOR, KERNEL_SEED
+    what, catches, budget = kernel_texts[name] if name in kernel_texts else WHAT[name]
     return {
         "path": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest(),
-        "generator": GENERATOR, "seed": recipe.WEIGHT_SEED, "what": what, "catches": catches,
+        "generator": generator, "seed": seed, "what": what, "catches": catches,
         "budget": budget,
     }
 
 
-def write_manifest(folder):
-    """Replaces our own entries."""
+def write_manifest(folder, kernel_texts):
+    """Replaces our own entries. `kernel_texts`: as WHAT, for every file of kernel fixtures."""
     target = Path(folder) / NAME
     entries = []
     if target.exists():
         entries = [entry for entry in json.loads(target.read_text())["files"]
-                   if entry["generator"] != GENERATOR]
+                   if entry["generator"] not in (GENERATOR, KERNEL_GENERATOR)]
     foreign = {entry["path"] for entry in entries}
-    entries += [describe(folder, path) for path in listed_files(folder)
+    entries += [describe(folder, path, kernel_texts) for path in listed_files(folder)
                 if path.relative_to(folder).as_posix() not in foreign]
     entries.sort(key=lambda entry: entry["path"])
     lines = ",\n".join("  " + json.dumps(entry) for entry in entries)
