@@ -1,7 +1,11 @@
 //! The subjects that ship: the reference, and its mutants.
 
+mod reference_kernels;
+
+use std::collections::BTreeMap;
 use std::path::Path;
 
+use super::kernels::Tensors;
 use super::kill_matrix::Mutant;
 use super::subject::{Logits, Precision, Sequence, Subject, SubjectError, SubjectSource};
 use crate::config::RawConfig;
@@ -72,6 +76,15 @@ impl SubjectSource for ReferenceSource {
         let model = reference::Model::open_with(model_dir, config, mla_norm_eps, &self.formulas)
             .map_err(|error: ReferenceError| SubjectError::Refused(error.to_string()))?;
         Ok(Box::new(model))
+    }
+
+    fn operation(
+        &self,
+        kernel: &str,
+        inputs: &Tensors,
+        config: &RawConfig,
+    ) -> Option<Result<BTreeMap<String, Vec<f64>>, SubjectError>> {
+        reference_kernels::run(&self.formulas, kernel, inputs, config)
     }
 }
 

@@ -35,12 +35,18 @@ impl Inputs<'_> {
     }
 
     fn shape(&self, name: &str) -> Vec<usize> {
-        self.tensors.get(name).map(|tensor| tensor.shape.clone()).unwrap_or_default()
+        self.tensors
+            .get(name)
+            .map(|tensor| tensor.shape.clone())
+            .unwrap_or_default()
     }
 
     fn rows(&self, name: &str) -> Rows {
         let width = self.shape(name).last().copied().unwrap_or(1);
-        Rows { width, values: self.values(name) }
+        Rows {
+            width,
+            values: self.values(name),
+        }
     }
 }
 
@@ -60,16 +66,20 @@ pub fn run(
         }
         "rms-norm" => {
             let (weight, epsilon) = (inputs.values("weight"), inputs.number("epsilon"));
-            let norm = |x: &[f64]| {
-                (formulas.rms_norm)(formulas, NormSite::Input, x, &weight, epsilon)
-            };
+            let norm =
+                |x: &[f64]| (formulas.rms_norm)(formulas, NormSite::Input, x, &weight, epsilon);
             named([("y", inputs.rows("x").iter().flat_map(norm).collect())])
         }
         "l2-norm" => {
             let scale = inputs.number("scale");
             let norm = |x: &[f64]| (formulas.l2_norm)(x).into_iter().map(|y| y * scale);
             let rows = inputs.rows("x");
-            named([("y", rows.iter().flat_map(|x| norm(x).collect::<Vec<_>>()).collect())])
+            named([(
+                "y",
+                rows.iter()
+                    .flat_map(|x| norm(x).collect::<Vec<_>>())
+                    .collect(),
+            )])
         }
         "convolution" => convolution(formulas, &inputs),
         "kda-decay" => decay(formulas, &inputs),
@@ -93,30 +103,51 @@ pub fn run(
 }
 
 fn named<const N: usize>(outputs: [(&str, Vec<f64>); N]) -> Outputs {
-    outputs.into_iter().map(|(name, values)| (name.to_owned(), values)).collect()
+    outputs
+        .into_iter()
+        .map(|(name, values)| (name.to_owned(), values))
+        .collect()
 }
 
 fn weighted_sum(weights: &[f64], values: &Rows) -> Vec<f64> {
-    let column = |j: usize| weights.iter().zip(values.iter()).map(|(w, row)| w * row[j]).sum();
+    let column = |j: usize| {
+        weights
+            .iter()
+            .zip(values.iter())
+            .map(|(w, row)| w * row[j])
+            .sum()
+    };
     (0..values.width).map(column).collect()
 }
 
 fn decode(formulas: &Formulas, inputs: &Inputs<'_>) -> Result<Outputs, SubjectError> {
     let columns = inputs.shape("packed").last().copied().unwrap_or(0) * 2;
-    decode_mxfp4(formulas, columns, &inputs.bytes("packed"), &inputs.bytes("scales"))
-        .map(|values| named([("values", values)]))
-        .map_err(|(row, group)| {
-            SubjectError::Failed(format!("scale byte 255 at row {row}, group {group}"))
-        })
+    decode_mxfp4(
+        formulas,
+        columns,
+        &inputs.bytes("packed"),
+        &inputs.bytes("scales"),
+    )
+    .map(|values| named([("values", values)]))
+    .map_err(|(row, group)| {
+        SubjectError::Failed(format!("scale byte 255 at row {row}, group {group}"))
+    })
 }
 
 fn convolution(formulas: &Formulas, inputs: &Inputs<'_>) -> Outputs {
     let (history, x) = (inputs.rows("history"), inputs.rows("x"));
     let sums = (formulas.convolve)(Part::Query, &history, &x, &inputs.values("taps"));
-    let activated =
-        sums.values.iter().map(|v| (formulas.convolution_activation)(Part::Query, *v)).collect();
+    let activated = sums
+        .values
+        .iter()
+        .map(|v| (formulas.convolution_activation)(Part::Query, *v))
+        .collect();
     let kept = (formulas.carried_inputs)(&history, &x);
-    named([("conv", sums.values), ("y", activated), ("history", kept.values)])
+    named([
+        ("conv", sums.values),
+        ("y", activated),
+        ("history", kept.values),
+    ])
 }
 
 fn decay(formulas: &Formulas, inputs: &Inputs<'_>) -> Outputs {
@@ -147,7 +178,11 @@ fn steps(formulas: &Formulas, inputs: &Inputs<'_>) -> Outputs {
     let shape = inputs.shape("q");
     let [tokens, heads, width] = [shape[0], shape[1], shape[2]];
     let [q, k, v] = ["q", "k", "v"].map(|name| inputs.values(name));
-    let log_decay: Vec<f64> = inputs.values("alpha").iter().map(|alpha| alpha.ln()).collect();
+    let log_decay: Vec<f64> = inputs
+        .values("alpha")
+        .iter()
+        .map(|alpha| alpha.ln())
+        .collect();
     let beta = inputs.values("beta");
     let mut state = inputs.values("state");
     let mut o = Vec::with_capacity(v.len());
@@ -162,7 +197,10 @@ fn steps(formulas: &Formulas, inputs: &Inputs<'_>) -> Outputs {
                 beta: beta[token * heads + head],
             };
             let square = width * width;
-            o.extend((formulas.delta_step)(&mut state[head * square..][..square], &step));
+            o.extend((formulas.delta_step)(
+                &mut state[head * square..][..square],
+                &step,
+            ));
         }
     }
     named([("o", o), ("state", state)])
