@@ -9,7 +9,7 @@ use std::collections::BTreeMap;
 use super::context::Context;
 use super::evidence::EvidenceSet;
 use super::kernels::{KERNEL_GATES, KernelFixtures};
-use super::outcome::Verdict;
+use super::outcome::{Outcome, Verdict};
 use super::registry::ORACLE_GATES;
 use super::runner::{KERNELS, in_parallel, judge};
 use super::subject::SubjectSource;
@@ -97,6 +97,12 @@ impl Coverage {
     }
 }
 
+/// A mutant that stumbles over its own mistake has been seen: a panic is a red gate.
+fn caught(run: impl FnOnce() -> Outcome) -> Outcome {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(run))
+        .unwrap_or_else(|_| Outcome::failed("the mutant panicked"))
+}
+
 impl KillMatrix {
     /// Runs every mutant through every gate on the kernel fixtures and on `set`.
     #[must_use]
@@ -121,8 +127,10 @@ impl KillMatrix {
             let context = Context::new(set, mutant.source.as_ref(), mla_norm_eps);
             let on_kernels = KERNEL_GATES
                 .iter()
-                .map(|gate| kernels.judge(gate, mutant.source.as_ref()));
-            let on_set = ORACLE_GATES.iter().map(|gate| judge(gate, &context));
+                .map(|gate| caught(|| kernels.judge(gate, mutant.source.as_ref())));
+            let on_set = ORACLE_GATES
+                .iter()
+                .map(|gate| caught(|| judge(gate, &context)));
             let outcomes: Vec<_> = on_kernels.chain(on_set).collect();
             let first_red = outcomes
                 .iter()

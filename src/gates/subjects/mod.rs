@@ -1,6 +1,7 @@
 //! The subjects that ship: the reference, and its mutants.
 
 mod reference_kernels;
+mod wrapped;
 
 use std::collections::BTreeMap;
 use std::path::Path;
@@ -15,10 +16,15 @@ use crate::stages::StageSink;
 /// The subjects of the ladder, in the order of its rows.
 #[must_use]
 pub fn shipped() -> Vec<Box<dyn SubjectSource>> {
-    vec![Box::new(ReferenceSource {
+    vec![reference_source()]
+}
+
+/// The reference as it should be.
+fn reference_source() -> Box<dyn SubjectSource> {
+    Box::new(ReferenceSource {
         name: "reference".to_owned(),
         formulas: RELEASED,
-    })]
+    })
 }
 
 /// The same subjects as rows of the kill matrix that must stay green.
@@ -37,7 +43,7 @@ pub fn controls() -> Vec<Mutant> {
 /// Every mutant, family by family.
 #[must_use]
 pub fn mutants() -> Vec<Mutant> {
-    reference::mutants::mutants()
+    let of_formulas = reference::mutants::mutants()
         .into_iter()
         .map(|mutant| Mutant {
             id: mutant.id.to_owned(),
@@ -48,7 +54,9 @@ pub fn mutants() -> Vec<Mutant> {
                 name: format!("reference with {}", mutant.id),
                 formulas: mutant.formulas,
             }),
-        })
+        });
+    of_formulas
+        .chain(wrapped::mutants(reference_source))
         .collect()
 }
 

@@ -151,9 +151,11 @@ fn convolution(formulas: &Formulas, inputs: &Inputs<'_>) -> Outputs {
 }
 
 fn decay(formulas: &Formulas, inputs: &Inputs<'_>) -> Outputs {
-    let (bias, a_log) = (inputs.values("dt_bias"), inputs.values("a_log"));
+    let (bias, mut a_log) = (inputs.values("dt_bias"), inputs.values("a_log"));
     let (z, lower_bound) = (inputs.values("z"), inputs.number("lower_bound"));
     let head_dim = bias.len() / a_log.len();
+    // As stored on disk, where the heads' values are followed by zeros up to the head width.
+    a_log.resize(a_log.len().max(head_dim), 0.0);
     let mut g = Vec::with_capacity(z.len());
     for z in z.chunks(bias.len()) {
         for index in 0..bias.len() {
