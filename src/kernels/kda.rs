@@ -1,0 +1,187 @@
+//! Kimi Delta Attention per head: the decay (K6, K7) and the recurrent step (A8, K9…K11).
+//!
+//! The state S is \[key width, value width\] in f32, rows = key index. The two widths may differ.
+
+use super::functions::{exp, sigmoid};
+
+/// Columns of S handled together.
+const BLOCK_COLUMNS: usize = 64;
+
+/// Log decay of one head: g = bound · σ(exp(A_log) · (z + dt_bias)), in \[bound, 0\].
+///
+/// This is K3's form; the older softplus form agrees with it only in the far tail.
+pub fn log_decay(z: &[f32], dt_bias: &[f32], a_log: f32, lower_bound: f32, out: &mut [f32]) {
+    let rate = exp(a_log);
+    for ((out, z), bias) in out.iter_mut().zip(z).zip(dt_bias) {
+        *out = lower_bound * sigmoid(rate * (z + bias));
+    }
+}
+
+/// What one head's step reads.
+#[derive(Debug, Clone, Copy)]
+pub struct StepInputs<'a> {
+    /// Query, normed and scaled \[key width\].
+    pub q: &'a [f32],
+    /// Key, normed \[key width\].
+    pub k: &'a [f32],
+    /// Value \[value width\].
+    pub v: &'a [f32],
+    /// Decay α = exp(g), in \[e^bound, 1\]; exactly 1 is legal \[key width\].
+    pub alpha: &'a [f32],
+    /// Write strength β.
+    pub beta: f32,
+}
+
+/// One step of one head: decays S, writes β(v − u) along k, reads o = Sᵀq from the updated S.
+/// `state` is \[key width, value width\], `out` \[value width\].
+pub fn step(state: &mut [f32], inputs: &StepInputs<'_>, out: &mut [f32]) {
+    let width = inputs.v.len();
+    let mut first = 0;
+    for (out, v) in out
+        .chunks_mut(BLOCK_COLUMNS)
+        .zip(inputs.v.chunks(BLOCK_COLUMNS))
+    {
+        step_block(state, inputs, (first, width), v, out);
+        first += BLOCK_COLUMNS;
+    }
+}
+
+/// The step on the columns from `place.0` on, of rows of `place.1` columns.
+fn step_block(
+    state: &mut [f32],
+    inputs: &StepInputs<'_>,
+    place: (usize, usize),
+    v: &[f32],
+    out: &mut [f32],
+) {
+    let columns = place.0..place.0 + v.len();
+    let mut sums = [0.0_f64; BLOCK_COLUMNS];
+    let mut delta = [0.0_f64; BLOCK_COLUMNS];
+    let keys = || inputs.k.iter().zip(inputs.alpha);
+    for (row, (k, alpha)) in state.chunks_exact(place.1).zip(keys()) {
+        let a = f64::from(alpha * k);
+        for (sum, s) in sums.iter_mut().zip(&row[columns.clone()]) {
+            *sum += f64::from(*s) * a;
+        }
+    }
+    for ((delta, u), v) in delta.iter_mut().zip(&sums).zip(v) {
+        *delta = f64::from(inputs.beta * (v - *u as f32));
+    }
+    sums.fill(0.0);
+    let rows = state.chunks_exact_mut(place.1).zip(keys()).zip(inputs.q);
+    for ((row, (k, alpha)), q) in rows {
+        let (k, alpha, q) = (f64::from(*k), f64::from(*alpha), f64::from(*q));
+        let row = &mut row[columns.clone()];
+        for ((s, delta), sum) in row.iter_mut().zip(&delta).zip(&mut sums) {
+            *s = (alpha * f64::from(*s) + k * delta) as f32;
+            *sum += f64::from(*s) * q;
+        }
+    }
+    for (out, sum) in out.iter_mut().zip(&sums) {
+        *out = *sum as f32;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A01: the older softplus decay gives −0.313262, −0.693147, −1.313262 here.
+    #[test]
+    fn a01_decay_is_bound_times_sigmoid() {
+        let mut g = [0.0; 3];
+        log_decay(&[-1.0, 0.0, 1.0], &[0.0; 3], 0.0, -5.0, &mut g);
+        for (g, expected) in g.iter().zip([-1.344_707, -2.5, -3.655_293]) {
+            assert!((g - expected).abs() < 1e-6, "{g} against {expected}");
+        }
+    }
+
+    /// A strongly retaining channel saturates at α = 1 exactly, a forgetting one at the bound.
+    #[test]
+    fn decay_saturates_at_one_and_at_the_bound() {
+        let mut g = [9.0; 4];
+        log_decay(&[-200.0, -90.0, 200.0, 30.0], &[0.0; 4], 0.0, -5.0, &mut g);
+        assert_eq!(exp(g[0]), 1.0);
+        assert_eq!(exp(g[1]), 1.0);
+        assert!(g[1] < 0.0, "sigma(-90) is a subnormal, not zero");
+        assert_eq!((g[2], g[3]), (-5.0, -5.0));
+    }
+
+    /// K9…K11 by hand, with widths that differ so that a transposed state shows (A03).
+    #[test]
+    fn a03_one_step_by_hand() {
+        // S = [[8, 0, 0], [0, 16, 0]], alpha = (1/2, 1/4), k = (1, 2), beta = 1/2.
+        let mut state = vec![8.0, 0.0, 0.0, 0.0, 16.0, 0.0];
+        let inputs = StepInputs {
+            q: &[1.0, 1.0],
+            k: &[1.0, 2.0],
+            v: &[6.0, 6.0, 2.0],
+            alpha: &[0.5, 0.25],
+            beta: 0.5,
+        };
+        let mut out = [0.0; 3];
+        step(&mut state, &inputs, &mut out);
+        // u = (4, 8, 0); delta = (1, -1, 1); S = [[5, -1, 1], [2, 2, 2]]; o = column sums.
+        assert_eq!(state, [5.0, -1.0, 1.0, 2.0, 2.0, 2.0]);
+        assert_eq!(out, [7.0, 1.0, 3.0]);
+    }
+
+    /// Correlated keys under slow decay: the f32 state stays near a plain f64 recurrence.
+    #[test]
+    fn three_hundred_steps_with_correlated_keys() {
+        let width = 128;
+        let mut state = vec![0.0_f32; width * width];
+        let mut exact = vec![0.0_f64; width * width];
+        let (mut out, mut exact_out) = (vec![0.0_f32; width], vec![0.0_f64; width]);
+        let wave = |i: usize, step: usize, f: f64| (i as f64 * f + step as f64 * 0.01).sin();
+        for t in 0..300 {
+            let scale = 1.0 / (width as f64 / 2.0).sqrt();
+            let k: Vec<f32> = (0..width)
+                .map(|i| (wave(i, t, 0.3) * scale) as f32)
+                .collect();
+            let q: Vec<f32> = (0..width)
+                .map(|i| (wave(i, t, 0.31) * 0.01) as f32)
+                .collect();
+            let v: Vec<f32> = (0..width).map(|i| wave(i, 50 * t, 1.7) as f32).collect();
+            let alpha = vec![0.999_f32; width];
+            let inputs = StepInputs {
+                q: &q,
+                k: &k,
+                v: &v,
+                alpha: &alpha,
+                beta: 0.9,
+            };
+            step(&mut state, &inputs, &mut out);
+            plain_step(&mut exact, &inputs, &mut exact_out);
+        }
+        for (out, exact) in out.iter().zip(&exact_out) {
+            assert!(
+                (f64::from(*out) - exact).abs() < 2e-6,
+                "{out} against {exact}"
+            );
+        }
+    }
+
+    /// The recurrence of SPEC section 2 in plain f64.
+    fn plain_step(state: &mut [f64], inputs: &StepInputs<'_>, out: &mut [f64]) {
+        let width = inputs.v.len();
+        for (i, alpha) in inputs.alpha.iter().enumerate() {
+            for s in &mut state[i * width..(i + 1) * width] {
+                *s *= f64::from(*alpha);
+            }
+        }
+        for j in 0..width {
+            let column = |state: &[f64], x: &[f32]| -> f64 {
+                x.iter()
+                    .enumerate()
+                    .map(|(i, x)| state[i * width + j] * f64::from(*x))
+                    .sum()
+            };
+            let delta = f64::from(inputs.beta) * (f64::from(inputs.v[j]) - column(state, inputs.k));
+            for (i, k) in inputs.k.iter().enumerate() {
+                state[i * width + j] += f64::from(*k) * delta;
+            }
+            out[j] = column(state, inputs.q);
+        }
+    }
+}
