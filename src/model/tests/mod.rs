@@ -1,0 +1,23 @@
+//! Tests of the engine against outside answers, and of its invariances.
+//!
+//! Outside data is reached through `K3_EXTERNAL`; where it is unset the test says NOT RUN. The
+//! reader here is the `safetensors` crate, for tests only: the engine's own reader is tested where
+//! it lives.
+
+mod checkpoint;
+mod invariance;
+mod numbers;
+mod tiny;
+
+use std::path::PathBuf;
+
+/// The folder of outside evidence; says NOT RUN when there is none.
+fn external(folder: &str) -> Option<PathBuf> {
+    let Some(root) = std::env::var_os("K3_EXTERNAL") else {
+        println!("NOT RUN: K3_EXTERNAL is unset");
+        return None;
+    };
+    let path = PathBuf::from(root).join(folder);
+    assert!(path.is_dir(), "{} is missing", path.display());
+    Some(path)
+}
