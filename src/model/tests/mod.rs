@@ -7,6 +7,7 @@
 mod checkpoint;
 mod invariance;
 mod numbers;
+mod operations;
 mod tiny;
 
 use std::path::PathBuf;
