@@ -1,19 +1,16 @@
-//! Kimi Delta Attention per head: the decay (K6, K7) and the recurrent step (A8, K9…K11).
+//! Kimi Delta Attention per head: the decay's argument (K6, K7) and the recurrent step (A8, K9…K11).
 //!
 //! The state S is \[key width, value width\] in f32, rows = key index. The two widths may differ.
-
-use super::functions::{exp, sigmoid};
 
 /// Columns of S handled together.
 const BLOCK_COLUMNS: usize = 64;
 
-/// Log decay of one head: g = bound · σ(exp(A_log) · (z + dt_bias)), in \[bound, 0\].
-///
-/// This is K3's form; the older softplus form agrees with it only in the far tail.
-pub fn log_decay(z: &[f32], dt_bias: &[f32], a_log: f32, lower_bound: f32, out: &mut [f32]) {
-    let rate = exp(a_log);
+/// The argument of the decay's logistic for one head: exp(A_log) · (z + dt_bias), with
+/// `rate` = exp(A_log) of that head (K6, K7). The log decay is bound · σ of it: K3's form; the
+/// older softplus form agrees with that only in the far tail.
+pub fn decay_argument(z: &[f32], dt_bias: &[f32], rate: f32, out: &mut [f32]) {
     for ((out, z), bias) in out.iter_mut().zip(z).zip(dt_bias) {
-        *out = lower_bound * sigmoid(rate * (z + bias));
+        *out = rate * (z + bias);
     }
 }
 
@@ -85,27 +82,6 @@ fn step_block(
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// A01: the older softplus decay gives −0.313262, −0.693147, −1.313262 here.
-    #[test]
-    fn a01_decay_is_bound_times_sigmoid() {
-        let mut g = [0.0; 3];
-        log_decay(&[-1.0, 0.0, 1.0], &[0.0; 3], 0.0, -5.0, &mut g);
-        for (g, expected) in g.iter().zip([-1.344_707, -2.5, -3.655_293]) {
-            assert!((g - expected).abs() < 1e-6, "{g} against {expected}");
-        }
-    }
-
-    /// A strongly retaining channel saturates at α = 1 exactly, a forgetting one at the bound.
-    #[test]
-    fn decay_saturates_at_one_and_at_the_bound() {
-        let mut g = [9.0; 4];
-        log_decay(&[-200.0, -90.0, 200.0, 30.0], &[0.0; 4], 0.0, -5.0, &mut g);
-        assert_eq!(exp(g[0]), 1.0);
-        assert_eq!(exp(g[1]), 1.0);
-        assert!(g[1] < 0.0, "sigma(-90) is a subnormal, not zero");
-        assert_eq!((g[2], g[3]), (-5.0, -5.0));
-    }
 
     /// K9…K11 by hand, with widths that differ so that a transposed state shows (A03).
     #[test]

@@ -203,6 +203,7 @@ impl<O: Operations + ?Sized> Engine<O> {
         let mut first = 0;
         for chunk in ids.chunks(work.chunk_tokens) {
             state.interrupted = true;
+            self.operations.before_chunk(state);
             self.forward(work, state, chunk, sink)?;
             let last = first + chunk.len();
             let tokens = match rows {
@@ -217,6 +218,7 @@ impl<O: Operations + ?Sized> Engine<O> {
             };
             let out = &mut logits[out..out + tokens.len() * vocabulary];
             self.head(work, state.position, tokens, out, sink)?;
+            self.operations.after_chunk(state);
             state.position += chunk.len();
             state.interrupted = false;
             first = last;

@@ -14,7 +14,9 @@ use std::sync::Arc;
 
 use super::mla::{self, HeadAttention};
 use super::shape;
-use super::{AttentionKind, EngineError, Expert, ExpertSource, KdaState, LatentCache, Shape};
+use super::{
+    AttentionKind, EngineError, Expert, ExpertSource, KdaState, LatentCache, Shape, State,
+};
 use crate::config::RawConfig;
 use crate::kernels::contract::round_to_f32;
 use crate::kernels::kda::{self, StepInputs};
@@ -87,6 +89,14 @@ pub trait Operations: Send + Sync + Debug {
     fn path(&self) -> KernelPath {
         KernelPath::Scalar
     }
+
+    // ---- Carrying ----
+
+    /// K13, M8: what happens to the carried state before a chunk, besides the layers: nothing.
+    fn before_chunk(&self, _state: &mut State) {}
+
+    /// The same after a chunk.
+    fn after_chunk(&self, _state: &mut State) {}
 
     // ---- Shape ----
 
@@ -376,9 +386,7 @@ pub trait Operations: Send + Sync + Debug {
         let (a_log, lower_bound) = gate;
         let mut rate = [a_log[head]];
         self.exp_all(&mut rate);
-        for ((out, z), bias) in out.iter_mut().zip(z).zip(dt_bias) {
-            *out = rate[0] * (z + bias);
-        }
+        kda::decay_argument(z, dt_bias, rate[0], out);
         self.sigmoid_all(out);
         out.iter_mut().for_each(|value| *value *= lower_bound);
     }

@@ -5,6 +5,7 @@
 //! it lives.
 
 mod checkpoint;
+mod clauses;
 mod invariance;
 mod numbers;
 mod operations;
