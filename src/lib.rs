@@ -8,4 +8,5 @@ pub mod checkpoint;
 pub mod config;
 pub mod kernels;
 pub mod model;
+pub mod reference;
 pub mod stages;

@@ -57,16 +57,25 @@ impl SharedBytes {
     /// An aligned copy.
     #[must_use]
     pub fn copy_of(bytes: &[u8]) -> Self {
-        let mut words = vec![0_u64; bytes.len().div_ceil(8)];
-        bytemuck::cast_slice_mut(&mut words)[..bytes.len()].copy_from_slice(bytes);
-        let owner = AlignedBytes {
-            words,
-            len: bytes.len(),
+        let copy = |buffer: &mut [u8]| {
+            buffer.copy_from_slice(bytes);
+            Ok::<(), std::convert::Infallible>(())
         };
-        Self {
-            owner: Arc::new(owner),
-            range: 0..bytes.len(),
-        }
+        let Ok(copied) = Self::filled(bytes.len(), copy);
+        copied
+    }
+
+    /// `len` aligned bytes as `fill` writes them, over zeros.
+    ///
+    /// # Errors
+    /// Whatever `fill` reports.
+    pub fn filled<E>(len: usize, fill: impl FnOnce(&mut [u8]) -> Result<(), E>) -> Result<Self, E> {
+        let mut words = vec![0_u64; len.div_ceil(8)];
+        fill(&mut bytemuck::cast_slice_mut(&mut words)[..len])?;
+        Ok(Self {
+            owner: Arc::new(AlignedBytes { words, len }),
+            range: 0..len,
+        })
     }
 
     /// The bytes.

@@ -112,12 +112,9 @@ pub enum EngineError {
 
 impl EngineError {
     /// Wraps an error of a tensor or expert source.
-    pub fn source(
-        what: impl Into<String>,
-        source: impl Into<Box<dyn std::error::Error + Send + Sync>>,
-    ) -> Self {
+    pub fn source(what: &str, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         Self::Source {
-            what: what.into(),
+            what: what.to_owned(),
             source: source.into(),
         }
     }

@@ -6,6 +6,7 @@
 //! [`Operations`], whose defaults are the kernels of the arithmetic contract; the production
 //! engine is `Engine<Contract>`. The f64 reference is not here and shares nothing with this.
 
+mod checkpoint_source;
 mod decoder;
 mod dense;
 mod error;
@@ -32,7 +33,7 @@ pub use operations::{Contract, NormSite, Operations, Projection};
 pub use shape::{AttentionKind, LayerShape, Shape};
 pub use state::{KdaState, LatentCache, State};
 pub use weights::{
-    AttentionWeights, DenseWeights, Dtype, KdaWeights, LayerSource, LayerWeights, MlaWeights,
-    MlpWeights, MoeWeights, ResidentLayers, TensorSpec, WeightSource, Weights,
+    AttentionWeights, DenseWeights, KdaWeights, LayerSource, LayerWeights, MlaWeights, MlpWeights,
+    MoeWeights, ResidentLayers, TensorSpec, WeightSource, Weights,
 };
 pub use workspace::Workspace;

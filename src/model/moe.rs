@@ -13,9 +13,9 @@ use super::stage_output::StageOutput;
 use super::weights::{layer_prefix, named};
 use super::workspace::MoeBuffers;
 use super::{
-    Dtype, EngineError, MoeWeights, NormSite, Operations, Shape, TensorSpec, WeightSource,
-    Workspace,
+    EngineError, MoeWeights, NormSite, Operations, Shape, TensorSpec, WeightSource, Workspace,
 };
+use crate::checkpoint::Dtype;
 use crate::kernels::matrix::{Matrix, Product};
 use crate::kernels::sums::Vectors;
 use crate::stages::Stage;

@@ -1,8 +1,8 @@
 //! Tests of the engine against outside answers, and of its invariances.
 //!
-//! Outside data is reached through `K3_EXTERNAL`; where it is unset the test says NOT RUN. The
-//! reader here is the `safetensors` crate, for tests only: the engine's own reader is tested where
-//! it lives.
+//! Outside data is reached through `K3_EXTERNAL`; where it is unset the test says NOT RUN. Most
+//! tests read with the `safetensors` crate, so that they can damage tensors in memory; one goes
+//! through the strict reader.
 
 mod checkpoint;
 mod clauses;

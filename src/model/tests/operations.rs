@@ -83,37 +83,12 @@ fn assert_near(what: &str, ours: &[f32], theirs: &[f32]) {
     println!("{what}: largest difference {worst:.2e}");
 }
 
-/// The configuration the fixtures were made with (their MANIFEST).
+/// The configuration the fixtures were made with: the tiny one, with a narrower expert.
 fn raw() -> RawConfig {
+    let config = external("tiny-k3-a").unwrap().join("model/config.json");
     RawConfig {
-        hidden_size: 128,
-        vocab_size: 256,
-        num_hidden_layers: 13,
-        rms_norm_eps: 1e-5,
-        kda_num_heads: 4,
-        kda_head_dim: 16,
-        short_conv_kernel_size: 4,
-        gate_lower_bound: -5.0,
-        full_attn_layers: vec![4, 8, 12, 13],
-        kda_layers: vec![1, 2, 3, 5, 6, 7, 9, 10, 11],
-        num_attention_heads: 4,
-        q_lora_rank: 64,
-        kv_lora_rank: 32,
-        qk_nope_head_dim: 24,
-        qk_rope_head_dim: 8,
-        v_head_dim: 16,
-        attn_res_block_size: 3,
-        first_k_dense_replace: 1,
-        intermediate_size: 96,
-        num_experts: 8,
-        num_experts_per_token: 2,
-        routed_expert_hidden_size: 64,
         moe_intermediate_size: 48,
-        num_shared_experts: 2,
-        moe_renormalize: true,
-        routed_scaling_factor: 1.0,
-        activation_situ_beta: 4.0,
-        activation_situ_linear_beta: 25.0,
+        ..RawConfig::read(&config).unwrap()
     }
 }
 

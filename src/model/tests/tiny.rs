@@ -105,6 +105,23 @@ fn logits_are_near_the_f64_answer() {
     assert!(largest_difference(&logits, &tiny.numbers("logits.f64")) > 1.0);
 }
 
+/// The strict reader and the crate's reader give the engine the same weights.
+#[test]
+fn strict_reader_gives_the_same_bits() {
+    let Some(tiny) = Tiny::open() else { return };
+    let folder = external("tiny-k3-a").unwrap().join("model");
+    let checkpoint = crate::checkpoint::Checkpoint::open(&folder).unwrap();
+    let (operations, options) = (Arc::new(Contract::default()), EngineOptions::default());
+    let engine = Engine::resident(operations, &tiny.checkpoint.raw, &checkpoint, options).unwrap();
+    let strict = EngineSequence::new(Arc::new(engine))
+        .feed(&tiny.prompt_ids)
+        .unwrap();
+    let plain = EngineSequence::new(tiny.engine(options))
+        .feed(&tiny.prompt_ids)
+        .unwrap();
+    assert_eq!(bits(&strict), bits(&plain));
+}
+
 /// Greedy decoding with a carried state gives the published ids, and its logits are those of full
 /// recomputation in bits.
 #[test]
