@@ -218,8 +218,8 @@ impl<O: Operations + ?Sized> Engine<O> {
             };
             let out = &mut logits[out..out + tokens.len() * vocabulary];
             self.head(work, state.position, tokens, out, sink)?;
-            self.operations.after_chunk(state);
             state.position += chunk.len();
+            self.operations.after_chunk(state);
             state.interrupted = false;
             first = last;
         }

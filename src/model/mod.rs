@@ -14,6 +14,7 @@ mod forward;
 mod kda;
 mod mla;
 mod moe;
+pub mod mutants;
 mod operations;
 mod residual;
 mod shape;

@@ -7,6 +7,7 @@
 mod checkpoint;
 mod clauses;
 mod invariance;
+mod mutants;
 mod numbers;
 mod operations;
 mod tiny;
