@@ -33,47 +33,6 @@ fn json(path: &Path) -> Value {
     serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap()
 }
 
-/// The raw fields of a well-formed config.json.
-fn raw_config(model: &Path) -> RawConfig {
-    let file = json(&model.join("config.json"));
-    let text = &file["text_config"];
-    let linear = &text["linear_attn_config"];
-    let size = |value: &Value| value.as_u64().unwrap() as usize;
-    let list = |value: &Value| value.as_array().unwrap().iter().map(size).collect();
-    let real = |name: &str| text[name].as_f64().unwrap();
-    let of_text = |name: &str| size(&text[name]);
-    RawConfig {
-        hidden_size: of_text("hidden_size"),
-        vocab_size: of_text("vocab_size"),
-        num_hidden_layers: of_text("num_hidden_layers"),
-        rms_norm_eps: real("rms_norm_eps"),
-        kda_num_heads: size(&linear["num_heads"]),
-        kda_head_dim: size(&linear["head_dim"]),
-        short_conv_kernel_size: size(&linear["short_conv_kernel_size"]),
-        gate_lower_bound: linear["gate_lower_bound"].as_f64().unwrap(),
-        full_attn_layers: list(&linear["full_attn_layers"]),
-        kda_layers: list(&linear["kda_layers"]),
-        num_attention_heads: of_text("num_attention_heads"),
-        q_lora_rank: of_text("q_lora_rank"),
-        kv_lora_rank: of_text("kv_lora_rank"),
-        qk_nope_head_dim: of_text("qk_nope_head_dim"),
-        qk_rope_head_dim: of_text("qk_rope_head_dim"),
-        v_head_dim: of_text("v_head_dim"),
-        attn_res_block_size: of_text("attn_res_block_size"),
-        first_k_dense_replace: of_text("first_k_dense_replace"),
-        intermediate_size: of_text("intermediate_size"),
-        num_experts: of_text("num_experts"),
-        num_experts_per_token: of_text("num_experts_per_token"),
-        routed_expert_hidden_size: of_text("routed_expert_hidden_size"),
-        moe_intermediate_size: of_text("moe_intermediate_size"),
-        num_shared_experts: of_text("num_shared_experts"),
-        moe_renormalize: text["moe_renormalize"].as_bool().unwrap(),
-        routed_scaling_factor: real("routed_scaling_factor"),
-        activation_situ_beta: real("activation_situ_beta"),
-        activation_situ_linear_beta: real("activation_situ_linear_beta"),
-    }
-}
-
 /// The evidence set `tiny-k3-a`.
 struct TinyA {
     folder: PathBuf,
@@ -87,7 +46,7 @@ impl TinyA {
         let set = external("tiny-k3-a")?;
         let folder = set.join("model");
         Some(Self {
-            config: raw_config(&folder),
+            config: RawConfig::read(&folder.join("config.json")).unwrap(),
             expected: json(&set.join("expected.json")),
             tensors: std::fs::read(set.join("expected.safetensors")).unwrap(),
             folder,
@@ -408,6 +367,66 @@ fn every_mutant_changes_the_logits() {
     );
 }
 
+/// Values written into the code where the config has a field: seen under another config, judged
+/// against the reference itself.
+#[test]
+fn literal_values_show_under_another_config() {
+    let Some(mut tiny) = TinyA::open() else {
+        return;
+    };
+    tiny.config.rms_norm_eps = 3e-5;
+    tiny.config.gate_lower_bound = -4.0;
+    tiny.config.activation_situ_beta = 3.0;
+    tiny.config.activation_situ_linear_beta = 20.0;
+    tiny.config.routed_scaling_factor = 1.7;
+    let ids = &tiny.ids("full_ids")[..12];
+    let [right, _] = whole_and_carried(&tiny, &Released, ids).unwrap();
+    let literal = |m: &ReferenceMutant| m.id.contains("literal") || m.id == "router-scaling-off";
+    let literals: Vec<ReferenceMutant> = mutants().into_iter().filter(literal).collect();
+    assert_eq!(literals.len(), 14);
+    for mutant in literals {
+        let (largest, text) = effect(&tiny, &mutant, ids, &right);
+        assert!(largest > 1e-9, "{}: {text}", mutant.id);
+    }
+}
+
+/// Moves the values of one stage a little before anything reads them.
+#[derive(Debug)]
+struct Nudged(StageKey);
+
+impl Formulas for Nudged {
+    fn stored(&self, key: StageKey, values: &mut [f64]) {
+        if key == self.0 {
+            for (index, value) in values.iter_mut().enumerate() {
+                *value += 1e-3 * (index % 3) as f64;
+            }
+        }
+    }
+
+    fn stored_ids(&self, key: StageKey, chosen: &mut [Vec<usize>]) {
+        if key == self.0 {
+            chosen.iter_mut().for_each(|ids| *ids = vec![1, 6]);
+        }
+    }
+}
+
+/// A stage that nothing reads would be compared in vain: every one of them decides the logits.
+#[test]
+fn every_stage_is_read_by_what_follows() {
+    let Some(tiny) = TinyA::open() else { return };
+    let ids = &tiny.ids("full_ids")[..10];
+    let mut dump = StageDump::default();
+    tiny.model().sequence().feed(ids, &mut dump).unwrap();
+    let [right, _] = whole_and_carried(&tiny, &Released, ids).unwrap();
+    let in_some_layers = |key: &&StageKey| key.layer.is_none_or(|n| [0, 3, 4].contains(&n));
+    for key in dump.tensors.keys().filter(in_some_layers) {
+        // A test may leak what it needs for its whole run.
+        let nudged: &'static Nudged = Box::leak(Box::new(Nudged(*key)));
+        let [_, carried] = whole_and_carried(&tiny, nudged, ids).unwrap();
+        assert!(max_abs_difference(&carried, &right) > 1e-9, "{key}");
+    }
+}
+
 /// A copy of the model with some bytes of one tensor overwritten.
 fn damaged(tiny: &TinyA, tensor: &str, at_byte: usize, bytes: &[u8]) -> TempDir {
     let copy = TempDir::new().unwrap();
@@ -525,24 +544,4 @@ fn a_layer_runs_alone() {
         assert_eq!(*expected, StageValues::Real(residual.sum.values.clone()));
     }
     assert_eq!(residual.banks.len(), 2);
-}
-
-/// Not a test of values: what a token costs, printed.
-#[test]
-#[ignore = "prints a time"]
-fn time_per_token() {
-    let Some(tiny) = TinyA::open() else { return };
-    let start = std::time::Instant::now();
-    let model = tiny.model();
-    eprintln!("open {:?}", start.elapsed());
-    let ids = tiny.ids("full_ids");
-    let start = std::time::Instant::now();
-    feed_all(&model, &ids);
-    eprintln!("40 tokens at once: {:?} per token", start.elapsed() / 40);
-    let mut sequence = model.sequence();
-    let start = std::time::Instant::now();
-    for id in &ids {
-        sequence.feed(&[*id], &mut NoStages).unwrap();
-    }
-    eprintln!("one by one: {:?} per token", start.elapsed() / 40);
 }

@@ -2,6 +2,8 @@
 //! in the released layout. All of it is reached through `K3_EXTERNAL`; without it each test says
 //! NOT RUN. Times and memory are printed, never asserted.
 
+#![allow(clippy::print_stdout, reason = "a test that did not run says so")]
+
 use std::collections::BTreeMap;
 use std::io::Read;
 use std::path::{Path, PathBuf};
@@ -9,6 +11,7 @@ use std::time::Instant;
 
 use k3_verify::checkpoint::binding::{Binding, UnusedClass, bind_names};
 use k3_verify::checkpoint::index::ShardIndex;
+use k3_verify::checkpoint::mxfp4::{ExpertMatrix, MatrixPlace, decode_matrix};
 use k3_verify::checkpoint::names::{Role, VISION};
 use k3_verify::checkpoint::plan::{ExpectedTensor, tensor_count, visit_layer, visit_model};
 use k3_verify::checkpoint::store::Checkpoint;
@@ -77,6 +80,7 @@ fn released_index_binds_name_for_name() {
     let config = released_config(&external);
     let bytes = released_index(&external);
     let memory_before = resident_bytes();
+    let cpu_before = cpu_seconds();
     let start = Instant::now();
     let index = ShardIndex::parse(bytes.as_slice(), Path::new("index")).expect("index");
     let parsed = start.elapsed();
@@ -84,8 +88,10 @@ fn released_index_binds_name_for_name() {
     let bound = start.elapsed();
     let growth = resident_bytes().saturating_sub(memory_before);
     println!(
-        "index of {} names: parsed {parsed:?}, bound {bound:?}, table {} bytes, resident +{growth}",
+        "index of {} names: parsed {parsed:?}, bound {bound:?} ({:.2} s of processor time), \
+         table {} bytes, resident +{growth}",
         index.names.len(),
+        cpu_seconds() - cpu_before,
         index.names.held_bytes(),
     );
     assert_eq!(index.names.len(), 497_220);
@@ -197,10 +203,56 @@ fn tiny_checkpoint_binds_and_reads_as_the_safetensors_crate_does() {
     assert_eq!(compared, checkpoint.len());
 }
 
+/// Real released bytes decode bit for bit; with the nibbles swapped they must not.
+#[test]
+fn released_mxfp4_bytes_decode_bit_for_bit() {
+    let Some(external) = external("released_mxfp4_bytes_decode_bit_for_bit") else {
+        return;
+    };
+    let text = std::fs::read_to_string(external.join("kimi-k3-mxfp4/mxfp4.json")).expect("file");
+    let file: serde_json::Value = serde_json::from_str(&text).expect("json");
+    let bytes = |key: &str| -> Vec<u8> {
+        serde_json::from_value(file[key]["data"].clone()).expect("bytes")
+    };
+    let expected: Vec<f64> =
+        serde_json::from_value(file["expected"]["data"].clone()).expect("values");
+    let (codes, scales) = (bytes("packed"), bytes("scales"));
+    let (rows, columns) = (64, 3584);
+    let place = MatrixPlace {
+        layer: 1,
+        expert: 0,
+        matrix: ExpertMatrix::Gate,
+    };
+    let decode = |codes: &[u8]| {
+        let mut values = vec![f64::NAN; rows * columns];
+        decode_matrix(place, (rows, columns), codes, &scales, &mut values).expect("decodes");
+        values
+    };
+    let bits = |values: &[f64]| -> Vec<u64> { values.iter().map(|v| v.to_bits()).collect() };
+    assert_eq!(expected.len(), rows * columns);
+    assert_eq!(bits(&decode(&codes)), bits(&expected));
+    let swapped: Vec<u8> = codes.iter().map(|byte| byte.rotate_left(4)).collect();
+    assert_ne!(bits(&decode(&swapped)), bits(&expected));
+}
+
 /// Resident memory of this process.
 fn resident_bytes() -> u64 {
     let status = std::fs::read_to_string("/proc/self/status").unwrap_or_default();
     let line = status.lines().find_map(|line| line.strip_prefix("VmRSS:"));
     let kib = line.and_then(|rest| rest.split_whitespace().next()?.parse::<u64>().ok());
     kib.unwrap_or(0) * 1024
+}
+
+/// Processor time of this process in seconds: on a busy machine it says more than a clock.
+fn cpu_seconds() -> f64 {
+    let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
+    let fields: Vec<_> = stat
+        .rsplit(')')
+        .next()
+        .unwrap_or("")
+        .split_whitespace()
+        .collect();
+    let ticks = |place: usize| fields.get(place).and_then(|text| text.parse::<f64>().ok());
+    // User and system time, in ticks of 10 ms.
+    (ticks(11).unwrap_or(0.0) + ticks(12).unwrap_or(0.0)) / 100.0
 }

@@ -1,5 +1,7 @@
 //! The binary: parse, dispatch, exit code. Everything else is in the library.
 
-fn main() -> std::process::ExitCode {
-    std::process::ExitCode::from(2)
+use std::process::ExitCode;
+
+fn main() -> ExitCode {
+    k3_verify::cli::main().into()
 }

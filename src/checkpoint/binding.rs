@@ -10,13 +10,13 @@
 
 use std::collections::BTreeMap;
 use std::fmt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
 use thiserror::Error;
 
 use super::dtype::Dtype;
-use super::index::ShardIndex;
+use super::index::{INDEX_FILE, ShardIndex};
 use super::names::{
     EXPERT_ROLES, LAYER_PREFIX, PROJECTOR_PREFIX, Role, TEXT_PREFIX, VISION_PREFIX,
 };
@@ -28,15 +28,33 @@ use crate::config::RawConfig;
 /// How many names an error lists; it counts all of them.
 const LISTED: usize = 24;
 
+/// Most missing tensors that are worth naming: twice the released model. A config within its limits
+/// can imply 25 billion tensors, which would take hours to look up.
+const MAX_MISSING: u64 = 1_000_000;
+
 /// One way a checkpoint does not fit its config.
 #[derive(Debug, Error)]
 pub enum BindError {
     /// A raw config that was not made by its reader.
     #[error(transparent)]
     Shape(#[from] ShapeError),
+    /// A config that implies far more tensors than there are.
+    #[error(
+        "{}: the config's layers and num_experts imply {expected} tensors, there are {got}; more \
+         than {MAX_MISSING} missing ones are not looked for",
+        path.display()
+    )]
+    TooManyExpected {
+        /// The checkpoint or index.
+        path: PathBuf,
+        /// Tensors by the config.
+        expected: u64,
+        /// Names there are.
+        got: u64,
+    },
     /// Tensors that the config implies and the checkpoint does not have.
     #[error(
-        "{}: {count} tensors missing: {}{}", path.display(), listing(names, *count), hint(unknown)
+        "{}: {count} tensor(s) missing: {}{}", path.display(), listing(names, *count), hint(unknown)
     )]
     Missing {
         /// The checkpoint.
@@ -242,7 +260,10 @@ impl Binding {
     /// Every variant of [`BindError`] but `Missing`.
     pub fn bind_partial(checkpoint: &Checkpoint, config: &RawConfig) -> Result<Self, BindError> {
         let shape = ModelShape::derive(config)?;
-        let find = |expected: &ExpectedTensor<'_>| find_checked(checkpoint, expected);
+        refuse_absurd_plan(&shape, checkpoint.name_count(), checkpoint.folder())?;
+        let find = |expected: &ExpectedTensor<'_>, near: &mut u32| {
+            find_checked(checkpoint, expected, near)
+        };
         let (model, layers) = place_all(&shape, &find)?;
         let mut used = vec![false; checkpoint.len()];
         let tables = std::iter::once(&model).chain(&layers);
@@ -307,6 +328,16 @@ impl Binding {
     #[must_use]
     pub fn layer_tensor(&self, layer: usize, role: Role) -> Option<TensorId> {
         self.layers.get(layer)?.role(role)
+    }
+
+    /// The bound trunk tensors of a layer (zero-based), in the order of [`Role::ALL`].
+    pub fn layer_tensors(&self, layer: usize) -> impl Iterator<Item = (Role, TensorId)> {
+        self.layers[layer].bound_roles()
+    }
+
+    /// The bound tensors of the whole model, in the order of [`Role::ALL`].
+    pub fn model_tensors(&self) -> impl Iterator<Item = (Role, TensorId)> {
+        self.model.bound_roles()
     }
 
     /// The six tensors of a routed expert; `None` in dense layers, and where one of them is
@@ -405,14 +436,14 @@ pub struct NameBinding {
 /// Compares the names of an index with those a config implies.
 ///
 /// # Errors
-/// [`BindError::Shape`].
+/// [`BindError::Shape`], [`BindError::TooManyExpected`].
 pub fn bind_names(index: &ShardIndex, config: &RawConfig) -> Result<NameBinding, BindError> {
     let shape = ModelShape::derive(config)?;
-    let find = |expected: &ExpectedTensor<'_>| {
-        Ok(index
-            .names
-            .find(expected.name)
-            .map(|id| TensorId::new(id as usize)))
+    refuse_absurd_plan(&shape, index.names.len(), Path::new(INDEX_FILE))?;
+    let find = |expected: &ExpectedTensor<'_>, near: &mut u32| {
+        let id = index.names.find_near(expected.name, *near);
+        *near = id.unwrap_or(*near);
+        Ok(id.map(|id| TensorId::new(id as usize)))
     };
     let (model, layers) = place_all(&shape, &find)?;
     let tables = std::iter::once(&model).chain(&layers);
@@ -441,6 +472,19 @@ pub fn bind_names(index: &ShardIndex, config: &RawConfig) -> Result<NameBinding,
         unused: count_classes(classes.into_iter()),
         unknown,
     })
+}
+
+fn refuse_absurd_plan(shape: &ModelShape, names: usize, path: &Path) -> Result<(), BindError> {
+    let (expected, got) = (tensor_count(shape), names as u64);
+    if expected > got + MAX_MISSING {
+        let path = path.to_owned();
+        return Err(BindError::TooManyExpected {
+            path,
+            expected,
+            got,
+        });
+    }
+    Ok(())
 }
 
 /// What was found for the model or for one layer.
@@ -492,6 +536,12 @@ impl PlaceTable {
         }
     }
 
+    fn bound_roles(&self) -> impl Iterator<Item = (Role, TensorId)> {
+        Role::ALL
+            .iter()
+            .filter_map(|&role| Some((role, self.role(role)?)))
+    }
+
     fn found(&self) -> impl Iterator<Item = TensorId> {
         self.roles
             .iter()
@@ -505,7 +555,7 @@ type Found = Result<Option<TensorId>, BindError>;
 /// Looks every expected tensor up, layers in parallel; the first error in the model's order wins.
 fn place_all(
     shape: &ModelShape,
-    find: &(impl Fn(&ExpectedTensor<'_>) -> Found + Sync),
+    find: &(impl Fn(&ExpectedTensor<'_>, &mut u32) -> Found + Sync),
 ) -> Result<(PlaceTable, Vec<PlaceTable>), BindError> {
     let mut model = Placing::new(find);
     visit_model(shape, |expected| model.place(&expected));
@@ -532,14 +582,17 @@ fn place_all(
 /// Fills one table; stops at the first error.
 struct Placing<'a, F> {
     find: &'a F,
+    /// Number of the name found last: the next one is often its neighbour.
+    near: u32,
     table: PlaceTable,
     error: Option<BindError>,
 }
 
-impl<'a, F: Fn(&ExpectedTensor<'_>) -> Found> Placing<'a, F> {
+impl<'a, F: Fn(&ExpectedTensor<'_>, &mut u32) -> Found> Placing<'a, F> {
     fn new(find: &'a F) -> Self {
         Self {
             find,
+            near: 0,
             table: PlaceTable::new(),
             error: None,
         }
@@ -549,7 +602,7 @@ impl<'a, F: Fn(&ExpectedTensor<'_>) -> Found> Placing<'a, F> {
         if self.error.is_some() {
             return;
         }
-        match (self.find)(expected) {
+        match (self.find)(expected, &mut self.near) {
             Ok(id) => self.table.put(expected, id),
             Err(error) => self.error = Some(error),
         }
@@ -561,10 +614,11 @@ impl<'a, F: Fn(&ExpectedTensor<'_>) -> Found> Placing<'a, F> {
 }
 
 /// The tensor of that name, its dtype and shape checked.
-fn find_checked(checkpoint: &Checkpoint, expected: &ExpectedTensor<'_>) -> Found {
-    let Some(info) = checkpoint.tensor(expected.name) else {
+fn find_checked(checkpoint: &Checkpoint, expected: &ExpectedTensor<'_>, near: &mut u32) -> Found {
+    let Some(id) = checkpoint.find_near(expected.name, near) else {
         return Ok(None);
     };
+    let info = checkpoint.info(id);
     let (role, tensor) = (expected.role, || expected.name.to_owned());
     let path = || checkpoint.shard_path(info.shard).to_owned();
     if info.dtype != expected.dtype {

@@ -23,6 +23,11 @@ impl Foreign {
     /// What the first bytes of a file give away.
     #[must_use]
     pub fn of_content(first_bytes: &[u8]) -> Option<Self> {
+        // A text has no NUL; the length of a real header has one in its upper bytes, whatever
+        // its lower bytes spell.
+        if first_bytes.iter().take(8).any(|&byte| byte == 0) {
+            return None;
+        }
         let text = first_bytes
             .strip_prefix(b"\xEF\xBB\xBF")
             .unwrap_or(first_bytes)
@@ -64,5 +69,23 @@ impl fmt::Display for Foreign {
             Self::HtmlPage => "a web page (HTML), not the file itself (download it again)",
             Self::Incomplete => "an unfinished download, going by its name",
         })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A header length may spell the start of a text: 757,932,348 is `<!--` and four NULs.
+    #[test]
+    fn a_header_length_is_no_text() {
+        let length = u64::from(u32::from_le_bytes(*b"<!--"));
+        let bytes = [&length.to_le_bytes()[..], b"{\"w\":{}}"].concat();
+        assert_eq!(Foreign::of_content(&bytes), None);
+        assert_eq!(
+            Foreign::of_content(b"<!-- gone --> <html>"),
+            Some(Foreign::HtmlPage)
+        );
+        assert_eq!(Foreign::of_content(b""), None);
     }
 }

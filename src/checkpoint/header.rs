@@ -412,18 +412,22 @@ struct Parser<R> {
     form_places: HashMap<Form, u32>,
 }
 
-/// What one entry says, before it is checked.
+/// What one entry says, before it is checked; its buffers serve one entry after the other.
 #[derive(Default)]
 struct RawEntry {
     dtype: Option<Dtype>,
-    shape: Option<Vec<u64>>,
+    has_shape: bool,
+    shape: Vec<u64>,
     offsets: Option<(u64, u64)>,
+    field: String,
+    text: String,
 }
 
 impl<R: Read> Parser<R> {
     fn object(&mut self, names: &mut dyn NameResolver) -> Result<(), HeaderError> {
         let mut members = self.json.begin_object()?;
         let mut name = String::new();
+        let mut entry = RawEntry::default();
         let mut metadata_seen = false;
         while self
             .json
@@ -437,8 +441,8 @@ impl<R: Read> Parser<R> {
                 self.metadata()?;
                 continue;
             }
-            let raw = self.raw_entry(&name)?;
-            let (start, form) = self.check_entry(&name, raw)?;
+            self.raw_entry(&name, &mut entry)?;
+            let (start, form) = self.check_entry(&name, &entry)?;
             let name_id = names.resolve(&name).ok_or(HeaderError::TooManyNames)?;
             self.header.entries.push(HeaderEntry {
                 start,
@@ -476,48 +480,51 @@ impl<R: Read> Parser<R> {
         Ok(())
     }
 
-    fn raw_entry(&mut self, tensor: &str) -> Result<RawEntry, HeaderError> {
+    fn raw_entry(&mut self, tensor: &str, entry: &mut RawEntry) -> Result<(), HeaderError> {
         self.expect(tensor, "the entry", "an object", Kind::Object)?;
-        let mut entry = RawEntry::default();
+        (entry.dtype, entry.offsets, entry.has_shape) = (None, None, false);
         let mut members = self.json.begin_object()?;
-        let mut field = String::new();
         while self
             .json
-            .next_key(&mut members, &mut field, MAX_NAME_BYTES)?
+            .next_key(&mut members, &mut entry.field, MAX_NAME_BYTES)?
         {
-            let seen = match field.as_str() {
-                "dtype" => entry.dtype.replace(self.dtype(tensor)?).is_some(),
-                "shape" => entry.shape.replace(self.shape(tensor)?).is_some(),
+            let seen = match entry.field.as_str() {
+                "dtype" => {
+                    let dtype = self.dtype(tensor, &mut entry.text)?;
+                    entry.dtype.replace(dtype).is_some()
+                }
+                "shape" => {
+                    self.shape(tensor, &mut entry.shape)?;
+                    std::mem::replace(&mut entry.has_shape, true)
+                }
                 "data_offsets" => entry.offsets.replace(self.offsets(tensor)?).is_some(),
                 _ => {
-                    return Err(HeaderError::UnknownField {
-                        tensor: tensor.into(),
-                        field,
-                    });
+                    let (tensor, field) = (tensor.to_owned(), std::mem::take(&mut entry.field));
+                    return Err(HeaderError::UnknownField { tensor, field });
                 }
             };
             if seen {
-                return Err(HeaderError::DuplicateField {
-                    tensor: tensor.into(),
-                    field,
-                });
+                let (tensor, field) = (tensor.to_owned(), std::mem::take(&mut entry.field));
+                return Err(HeaderError::DuplicateField { tensor, field });
             }
         }
-        Ok(entry)
+        Ok(())
     }
 
-    fn dtype(&mut self, tensor: &str) -> Result<Dtype, HeaderError> {
+    fn dtype(&mut self, tensor: &str, text: &mut String) -> Result<Dtype, HeaderError> {
         self.expect(tensor, "dtype", "a string", Kind::String)?;
-        let mut got = String::new();
-        self.json.string(&mut got, MAX_NAME_BYTES)?;
-        let tensor = tensor.to_owned();
-        Dtype::parse(&got).ok_or(HeaderError::UnknownDtype { tensor, got })
+        self.json.string(text, MAX_NAME_BYTES)?;
+        let unknown = || HeaderError::UnknownDtype {
+            tensor: tensor.into(),
+            got: text.clone(),
+        };
+        Dtype::parse(text).ok_or_else(unknown)
     }
 
-    fn shape(&mut self, tensor: &str) -> Result<Vec<u64>, HeaderError> {
+    fn shape(&mut self, tensor: &str, shape: &mut Vec<u64>) -> Result<(), HeaderError> {
         self.expect(tensor, "shape", "an array of integers", Kind::Array)?;
         let mut members = self.json.begin_array()?;
-        let mut shape = Vec::new();
+        shape.clear();
         while self.json.next_element(&mut members)? {
             if shape.len() == MAX_RANK {
                 return Err(HeaderError::RankTooHigh {
@@ -526,7 +533,7 @@ impl<R: Read> Parser<R> {
             }
             shape.push(self.integer(tensor, "shape")?);
         }
-        Ok(shape)
+        Ok(())
     }
 
     fn offsets(&mut self, tensor: &str) -> Result<(u64, u64), HeaderError> {
@@ -589,31 +596,32 @@ impl<R: Read> Parser<R> {
     }
 
     /// Checks one entry by itself; gives its start and the index of its form.
-    fn check_entry(&mut self, name: &str, raw: RawEntry) -> Result<(u64, u32), HeaderError> {
+    fn check_entry(&mut self, name: &str, entry: &RawEntry) -> Result<(u64, u32), HeaderError> {
         let missing = |field| HeaderError::MissingField {
             tensor: name.to_owned(),
             field,
         };
-        let dtype = raw.dtype.ok_or_else(|| missing("dtype"))?;
-        let shape = raw.shape.ok_or_else(|| missing("shape"))?;
-        let (start, end) = raw.offsets.ok_or_else(|| missing("data_offsets"))?;
-        let tensor = || name.to_owned();
+        let dtype = entry.dtype.ok_or_else(|| missing("dtype"))?;
+        let shape = entry
+            .has_shape
+            .then_some(&entry.shape)
+            .ok_or_else(|| missing("shape"))?;
+        let (start, end) = entry.offsets.ok_or_else(|| missing("data_offsets"))?;
+        let (tensor, shape_of) = (|| name.to_owned(), || shape.clone());
         let elements = shape
             .iter()
             .try_fold(1_u64, |product, &size| product.checked_mul(size));
-        let bits = elements.and_then(|elements| elements.checked_mul(dtype.bits()));
-        let dims: Option<Vec<usize>> = shape.iter().map(|&size| size.try_into().ok()).collect();
-        let (Some(bits), Some(dims)) = (bits, dims) else {
+        let Some(bits) = elements.and_then(|elements| elements.checked_mul(dtype.bits())) else {
             return Err(HeaderError::ShapeOverflow {
                 tensor: tensor(),
-                shape,
+                shape: shape_of(),
                 dtype,
             });
         };
         if !bits.is_multiple_of(8) {
             return Err(HeaderError::PartByte {
                 tensor: tensor(),
-                shape,
+                shape: shape_of(),
                 dtype,
             });
         }
@@ -626,7 +634,7 @@ impl<R: Read> Parser<R> {
             });
         };
         if got != expected {
-            let tensor = tensor();
+            let (tensor, shape) = (tensor(), shape_of());
             return Err(HeaderError::ByteLength {
                 tensor,
                 shape,
@@ -635,18 +643,41 @@ impl<R: Read> Parser<R> {
                 got,
             });
         }
+        match self.form_place(dtype, shape, expected) {
+            Some(place) => Ok((start, place)),
+            None => Err(HeaderError::ShapeOverflow {
+                tensor: tensor(),
+                shape: shape_of(),
+                dtype,
+            }),
+        }
+    }
+
+    /// The index of a form, noted where it is new; `None` for a dimension no `usize` holds.
+    fn form_place(&mut self, dtype: Dtype, shape: &[u64], byte_len: u64) -> Option<u32> {
+        // A shard has a few dozen forms, and the ones of its experts come round again and again.
+        const LOOKED_AT: usize = 8;
+        let forms = &mut self.header.forms;
+        let oldest = forms.len().saturating_sub(LOOKED_AT);
+        let same = |form: &Form| {
+            form.dtype == dtype
+                && form.shape.len() == shape.len()
+                && form.shape.iter().zip(shape).all(|(&a, &b)| a as u64 == b)
+        };
+        if let Some(place) = forms[oldest..].iter().position(same) {
+            return Some((oldest + place) as u32);
+        }
+        let dims: Option<Vec<usize>> = shape.iter().map(|&size| size.try_into().ok()).collect();
         let form = Form {
             dtype,
-            shape: dims,
-            byte_len: expected,
+            shape: dims?,
+            byte_len,
         };
-        let place = self.form_places.get(&form).copied().unwrap_or_else(|| {
-            let place = self.header.forms.len() as u32;
-            self.form_places.insert(form.clone(), place);
-            self.header.forms.push(form);
-            place
-        });
-        Ok((start, place))
+        let next = forms.len() as u32;
+        Some(*self.form_places.entry(form).or_insert_with_key(|form| {
+            forms.push(form.clone());
+            next
+        }))
     }
 }
 

@@ -15,6 +15,7 @@ use thiserror::Error;
 use super::foreign::{Foreign, SNIFF_BYTES};
 use super::header::MAX_NAME_BYTES;
 use super::json::{JsonError, JsonReader, Kind};
+use super::link::LinkTrouble;
 use super::name_table::NameTable;
 
 /// The index's file name.
@@ -36,6 +37,14 @@ pub enum IndexError {
         path: PathBuf,
         /// What the system said.
         reason: io::Error,
+    },
+    /// A link that leads nowhere.
+    #[error("{}: {trouble}", path.display())]
+    Link {
+        /// The link.
+        path: PathBuf,
+        /// Where it leads.
+        trouble: LinkTrouble,
     },
     /// Larger than [`MAX_INDEX_BYTES`].
     #[error("{}: {file_bytes} bytes, above the limit of {MAX_INDEX_BYTES}", path.display())]
@@ -154,7 +163,13 @@ impl ShardIndex {
             path: path.to_owned(),
             reason,
         };
-        let file = File::open(path).map_err(io_error)?;
+        let file = File::open(path).map_err(|reason| match LinkTrouble::of(path, &reason) {
+            Some(trouble) => IndexError::Link {
+                path: path.to_owned(),
+                trouble,
+            },
+            None => io_error(reason),
+        })?;
         let file_bytes = file.metadata().map_err(io_error)?.len();
         if file_bytes > MAX_INDEX_BYTES {
             return Err(IndexError::TooLarge {
@@ -168,7 +183,7 @@ impl ShardIndex {
     /// Parses what `source` yields; `origin` is the name used in messages.
     ///
     /// # Errors
-    /// Every variant of [`IndexError`].
+    /// Every variant of [`IndexError`] but `Link` and `TooLarge`.
     pub fn parse(mut source: impl Read, origin: &Path) -> Result<Self, IndexError> {
         let io_error = |reason| IndexError::Io {
             path: origin.to_owned(),
@@ -183,9 +198,8 @@ impl ShardIndex {
                 what,
             });
         }
-        let source = start.chain(source).take(MAX_INDEX_BYTES + 1);
         let mut parser = IndexParser {
-            json: JsonReader::new(source),
+            json: JsonReader::new(start.chain(source)),
             origin,
             shard_numbers: HashMap::new(),
             index: Self {
@@ -196,13 +210,9 @@ impl ShardIndex {
             },
         };
         parser.document()?;
-        let file_bytes = parser.json.at_byte();
-        let path = origin.to_owned();
-        if file_bytes > MAX_INDEX_BYTES {
-            return Err(IndexError::TooLarge { path, file_bytes });
-        }
         let mut index = parser.index;
         if index.names.is_empty() {
+            let path = origin.to_owned();
             return Err(IndexError::NoWeightMap { path });
         }
         index.sort_shards();
@@ -316,6 +326,12 @@ impl<R: Read> IndexParser<'_, R> {
     }
 
     fn shard_number(&mut self, tensor: &str, shard: &str) -> Result<u16, IndexError> {
+        // Neighbours lie in the same shard most of the time.
+        if let Some(&last) = self.index.shard_of_name.last()
+            && self.index.shards[usize::from(last)] == shard
+        {
+            return Ok(last);
+        }
         if let Some(number) = self.shard_numbers.get(shard) {
             return Ok(*number);
         }

@@ -343,10 +343,7 @@ impl<R: Read> JsonReader<R> {
                 return Err(self.ended("the end of a string"));
             }
             let window = &self.window[self.start..self.end];
-            let run = window
-                .iter()
-                .position(|&b| ends_plain_run(b))
-                .unwrap_or(window.len());
+            let run = plain_run(window);
             bytes.extend_from_slice(&window[..run]);
             let stop = window.get(run).copied();
             self.start += run;
@@ -378,6 +375,9 @@ impl<R: Read> JsonReader<R> {
     pub fn number(&mut self) -> Result<&str, JsonError> {
         self.peek_token("a number")?;
         self.literal.clear();
+        if self.take_plain_integer() {
+            return Ok(&self.literal);
+        }
         if self.peek_byte()? == Some(b'-') {
             self.take_into_literal()?;
         }
@@ -489,10 +489,15 @@ impl<R: Read> JsonReader<R> {
     }
 
     fn skip_white_space(&mut self) -> Result<(), JsonError> {
-        while matches!(self.peek_byte()?, Some(b' ' | b'\t' | b'\n' | b'\r')) {
-            self.start += 1;
+        loop {
+            let window = &self.window[self.start..self.end];
+            let is_space = |byte: &u8| matches!(byte, b' ' | b'\t' | b'\n' | b'\r');
+            let run = window.iter().position(|byte| !is_space(byte));
+            self.start += run.unwrap_or(window.len());
+            if run.is_some() || !self.fill()? {
+                return Ok(());
+            }
         }
-        Ok(())
     }
 
     /// The next byte after white space, without taking it.
@@ -549,6 +554,23 @@ impl<R: Read> JsonReader<R> {
         }
         members.first = false;
         Ok(true)
+    }
+
+    /// Takes a number that is nothing but digits and lies in the window with the byte behind it:
+    /// almost all numbers there are. `false`, and nothing taken, for any other.
+    fn take_plain_integer(&mut self) -> bool {
+        let window = &self.window[self.start..self.end];
+        let Some(run) = window.iter().position(|byte| !byte.is_ascii_digit()) else {
+            return false;
+        };
+        let is_whole = !matches!(window[run], b'.' | b'e' | b'E');
+        let is_plain = run == 1 || (run > 1 && run <= MAX_NUMBER_BYTES && window[0] != b'0');
+        if is_whole && is_plain {
+            self.literal
+                .extend(window[..run].iter().copied().map(char::from));
+            self.start += run;
+        }
+        is_whole && is_plain
     }
 
     /// Takes digits into the literal; at least one must be there.
@@ -663,9 +685,30 @@ impl<R: Read> JsonReader<R> {
     }
 }
 
-/// Whether a byte inside a string needs a closer look.
-fn ends_plain_run(byte: u8) -> bool {
-    byte == b'"' || byte == b'\\' || byte < 0x20
+/// How many first bytes of a string's inside stand for themselves: up to the first quote,
+/// backslash or control character. Eight bytes at a time, as most of a checkpoint's index is names.
+fn plain_run(window: &[u8]) -> usize {
+    const ONES: u64 = u64::from_ne_bytes([0x01; 8]);
+    const HIGH: u64 = u64::from_ne_bytes([0x80; 8]);
+    // Sets the high bit of each byte of `word` below `limit`, if limit is at most 128; may set
+    // it in bytes above the first such one as well, which is looked for byte by byte then.
+    let below = |word: u64, limit: u8| word.wrapping_sub(ONES * u64::from(limit)) & !word & HIGH;
+    let equal = |word: u64, byte: u8| below(word ^ (ONES * u64::from(byte)), 1);
+    let is_plain = |byte: u8| byte != b'"' && byte != b'\\' && byte >= 0x20;
+    let (words, tail) = window.as_chunks::<8>();
+    for (index, bytes) in words.iter().enumerate() {
+        let word = u64::from_le_bytes(*bytes);
+        if (below(word, 0x20) | equal(word, b'"') | equal(word, b'\\')) != 0
+            && let Some(place) = bytes.iter().position(|&byte| !is_plain(byte))
+        {
+            return index * 8 + place;
+        }
+    }
+    let place = tail
+        .iter()
+        .position(|&byte| !is_plain(byte))
+        .unwrap_or(tail.len());
+    words.len() * 8 + place
 }
 
 /// Reads a whole document.
@@ -677,4 +720,29 @@ pub fn parse_document(bytes: &[u8]) -> Result<Value, JsonError> {
     let value = reader.value()?;
     reader.end()?;
     Ok(value)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A run that is a byte too long swallows a quote; every byte at every place of two words.
+    #[test]
+    fn plain_runs_end_at_the_first_special_byte() {
+        for place in 0..20 {
+            for byte in 0..=u8::MAX {
+                for filling in [b'a', 0x7F, 0x80, 0xFF, 0x20, 0x21, 0x23, 0x5B, 0x5D] {
+                    let mut window = [filling; 20];
+                    window[place] = byte;
+                    let special = byte == b'"' || byte == b'\\' || byte < 0x20;
+                    let expected = if special { place } else { window.len() };
+                    assert_eq!(
+                        plain_run(&window),
+                        expected,
+                        "{byte} at {place} in {filling}"
+                    );
+                }
+            }
+        }
+    }
 }

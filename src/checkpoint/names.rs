@@ -307,6 +307,14 @@ impl Role {
         name.push_str(rest);
     }
 
+    /// What follows the expert's number in the name; empty for other tensors.
+    #[must_use]
+    pub fn expert_suffix(self) -> &'static str {
+        self.template()
+            .split_once("{expert}")
+            .map_or("", |(_, suffix)| suffix)
+    }
+
     /// The full name; see [`Self::write_name`].
     #[must_use]
     pub fn name(self, layer: usize, expert: usize) -> String {

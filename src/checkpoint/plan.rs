@@ -73,9 +73,14 @@ pub fn visit_layer(model: &ModelShape, layer: usize, mut visit: impl FnMut(Expec
         return;
     }
     let shapes = EXPERT_ROLES.map(|role| role.shape(model, layer_shape.kind));
+    let suffixes = EXPERT_ROLES.map(Role::expert_suffix);
     for expert in 0..model.moe.experts {
-        for (role, shape) in EXPERT_ROLES.into_iter().zip(&shapes) {
-            role.write_name(layer, expert, &mut name);
+        // The six names differ behind the expert's number only; half a million are made.
+        EXPERT_ROLES[0].write_name(layer, expert, &mut name);
+        let prefix_bytes = name.len() - suffixes[0].len();
+        for ((role, shape), suffix) in EXPERT_ROLES.into_iter().zip(&shapes).zip(suffixes) {
+            name.truncate(prefix_bytes);
+            name.push_str(suffix);
             let dtype = role.dtype();
             let (layer, expert) = (Some(layer), Some(expert));
             visit(ExpectedTensor {

@@ -12,6 +12,7 @@ use thiserror::Error;
 
 use super::foreign::{Foreign, SNIFF_BYTES};
 use super::header::{Header, HeaderError, LENGTH_BYTES, NameResolver, header_length, parse_header};
+use super::link::LinkTrouble;
 
 /// Most bytes asked for in one call: systems cap a read at 0x7ffff000 bytes or fail above it.
 pub const READ_CALL_BYTES: usize = 1 << 30;
@@ -25,21 +26,13 @@ pub enum ShardError {
         /// The file.
         path: PathBuf,
     },
-    /// A link whose target is not there.
-    #[error("{}: dangling link, its target {} does not exist", path.display(), target.display())]
-    DanglingLink {
+    /// A link that leads nowhere.
+    #[error("{}: {trouble}", path.display())]
+    Link {
         /// The link.
         path: PathBuf,
-        /// What it points to.
-        target: PathBuf,
-    },
-    /// A link that leads back to itself.
-    #[error("{}: link loop, it points to {}", path.display(), target.display())]
-    LinkLoop {
-        /// The link.
-        path: PathBuf,
-        /// What it points to.
-        target: PathBuf,
+        /// Where it leads.
+        trouble: LinkTrouble,
     },
     /// A folder, a pipe, a device.
     #[error("{}: not a regular file", path.display())]
@@ -257,12 +250,10 @@ impl Shard {
 /// Names the link where a link is the trouble.
 fn open_error(path: &Path, reason: io::Error) -> ShardError {
     let path = path.to_owned();
-    let is_loop = reason.raw_os_error() == Some(rustix::io::Errno::LOOP.raw_os_error());
-    match (std::fs::read_link(&path), reason.kind()) {
-        (Ok(target), _) if is_loop => ShardError::LinkLoop { path, target },
-        (Ok(target), io::ErrorKind::NotFound) => ShardError::DanglingLink { path, target },
-        (_, io::ErrorKind::NotFound) => ShardError::NotFound { path },
-        _ => ShardError::Io { path, reason },
+    match (LinkTrouble::of(&path, &reason), reason.kind()) {
+        (Some(trouble), _) => ShardError::Link { path, trouble },
+        (None, io::ErrorKind::NotFound) => ShardError::NotFound { path },
+        (None, _) => ShardError::Io { path, reason },
     }
 }
 

@@ -10,11 +10,11 @@
 //!
 //! | clause | rule | scalar definition |
 //! | --- | --- | --- |
-//! | A1 | widening is exact: F32, BF16 by its bits, MXFP4 as code · 2^(s−127) in f64 | [`bf16`], [`mxfp4`] |
+//! | A1 | exact widening: F32, BF16 bits, MXFP4 code · 2^(s−127) in f64 | [`bf16`], [`mxfp4`] |
 //! | A2 A3 | a row product runs in sixteen f64 lanes, i mod 16, rising; then one fold | [`rows`] |
 //! | A4 | weighted and scalar sums: one f64 accumulator per output, rising index | [`sums`] |
 //! | A5 | RMSNorm, l2norm: sum by the row rule, root in f64, one rounding at the end | [`norm`] |
-//! | A6 | softmax: M, e = exp(f32(s − M)), Z and N in f64, f32(N/Z), never blocked | [`softmax`] |
+//! | A6 | softmax: e = exp(f32(s − M)), Z and N in f64, f32(N/Z), unblocked | [`softmax`] |
 //! | A7 | MLA in the absorbed form, prefill and decode alike | `model::mla` |
 //! | A8 | the KDA step | [`kda`] |
 //! | A9 | expert outputs are f32, summed in rising id; SiTU in f32 steps | [`sums`], [`situ`] |

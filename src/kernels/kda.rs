@@ -1,4 +1,4 @@
-//! Kimi Delta Attention per head: the decay's argument (K6, K7) and the recurrent step (A8, K9…K11).
+//! Kimi Delta Attention per head: the decay's argument (K6, K7), the recurrent step (A8, K9…K11).
 //!
 //! The state S is \[key width, value width\] in f32, rows = key index. The two widths may differ.
 

@@ -6,6 +6,7 @@
 //! [`Operations`], whose defaults are the kernels of the arithmetic contract; the production
 //! engine is `Engine<Contract>`. The f64 reference is not here and shares nothing with this.
 
+mod bench;
 mod checkpoint_source;
 mod decoder;
 mod dense;
@@ -23,9 +24,7 @@ mod state;
 mod weights;
 mod workspace;
 
-#[cfg(test)]
-mod tests;
-
+pub use bench::{Bench, Residual};
 pub use error::EngineError;
 pub use forward::{Engine, EngineOptions, EngineSequence, LogitRows};
 pub use mla::HeadAttention;

@@ -487,17 +487,19 @@ pub trait Formulas: Debug + Send + Sync {
         chosen
     }
 
-    /// E8: Σ w·output over the chosen experts, rising id; and its RMSNorm.
-    fn combine(
-        &self,
-        outputs: &[Vec<f64>],
-        weights: &[f64],
-        norm: &[f64],
-        eps: f64,
-    ) -> (Vec<f64>, Vec<f64>) {
-        let sum = weighted_sum(outputs, weights, norm.len());
-        let normed = self.rms_norm(NormSite::Latent, &sum, norm, eps);
-        (sum, normed)
+    /// E8: what an expert's output \[L\] enters the weighted sum as: itself, without a norm.
+    fn expert_share(&self, output: Vec<f64>, _norm: &[f64], _eps: f64) -> Vec<f64> {
+        output
+    }
+
+    /// E8: Σ w·output over the chosen experts, rising id. Gives \[width\].
+    fn combine(&self, outputs: &[Vec<f64>], weights: &[f64], width: usize) -> Vec<f64> {
+        weighted_sum(outputs, weights, width)
+    }
+
+    /// E8: RMSNorm(y; routed_expert_norm) on the weighted sum.
+    fn norm_of_sum(&self, sum: &[f64], norm: &[f64], eps: f64) -> Vec<f64> {
+        self.rms_norm(NormSite::Latent, sum, norm, eps)
     }
 
     /// E9: back to the full width.
@@ -561,9 +563,15 @@ pub trait Formulas: Debug + Send + Sync {
 
     // ---- no clause
 
-    /// Called with every stage value as it is kept. The reference keeps full f64; a variant that
-    /// rounds here measures the noise floor of a storage precision.
+    /// Called with every stage value before anything reads it: what is left in `values` is what
+    /// the steps after it use. The reference keeps its full f64. A variant that rounds here
+    /// measures the noise floor of a storage precision; one that puts a subject's own values here
+    /// computes every stage from the subject's inputs. `kda.state` comes here head by head after
+    /// every token, and whole at the end of a call.
     fn stored(&self, _key: StageKey, _values: &mut [f64]) {}
+
+    /// The same for the chosen experts of each token, ascending.
+    fn stored_ids(&self, _key: StageKey, _chosen: &mut [Vec<usize>]) {}
 }
 
 /// The formulas of the released model: every default.
@@ -623,4 +631,127 @@ pub fn largest(values: &[f64], k: usize) -> Vec<usize> {
         chosen.extend(best);
     }
     chosen
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn decay(input: f64) -> f64 {
+        Released.log_decay(&DecayInputs {
+            z: &[input],
+            dt_bias: &[0.0],
+            a_log: &[0.0],
+            head: 0,
+            channel: 0,
+            head_dim: 1,
+            lower_bound: -5.0,
+        })
+    }
+
+    /// The older softplus decay gives −0.313262, −0.693147, −1.313262.
+    #[test]
+    fn decay_is_bound_times_logistic() {
+        for (input, right) in [(-1.0, -1.344707), (0.0, -2.5), (1.0, -3.655293)] {
+            assert!(
+                (decay(input) - right).abs() < 1e-6,
+                "{input}: {}",
+                decay(input)
+            );
+        }
+    }
+
+    /// SiLU in place of the logistic gives 0 and −0.142278.
+    #[test]
+    fn output_gate_of_kda_is_a_logistic() {
+        for (gate, right) in [(0.0, 0.5), (-3.0, 0.047426)] {
+            let out = Released.kda_output(&[1.0], &[1.0], &[gate], 0.0);
+            assert!((out[0] - right).abs() < 1e-6, "{gate}: {out:?}");
+        }
+    }
+
+    /// A bias that leaks into the weights gives 0.3 and 0.7; all equal scores take the lowest ids;
+    /// and no expert is chosen twice when only −inf is left.
+    #[test]
+    fn bias_selects_and_does_not_weigh() {
+        let scores = [0.5; 4];
+        let bias = [0.0, 0.0, 3.0, 1.0];
+        let chosen = Released.select(&scores, &bias, 2);
+        assert_eq!(chosen, [2, 3]);
+        assert_eq!(Released.select(&[0.5; 8], &[0.0; 8], 2), [0, 1]);
+        let low = f64::NEG_INFINITY;
+        assert_eq!(
+            Released.select(&scores, &[low, low, 0.0, low], 3),
+            [0, 1, 2]
+        );
+    }
+
+    /// bfloat16 logits would prefer expert 8 for its bias.
+    #[test]
+    fn close_scores_are_told_apart() {
+        let mut logits = [-9.0; 16];
+        logits[7] = 1.0 + 1.0 / 512.0;
+        logits[8] = 1.0;
+        let mut bias = [0.0; 16];
+        bias[8] = 1.0 / 8192.0;
+        let scores = Released.router_scores(&logits);
+        assert_eq!(Released.select(&scores, &bias, 1), [7]);
+    }
+
+    /// Overflow in the exponentials; −inf everywhere is documented to give NaN.
+    #[test]
+    fn softmax_of_extremes() {
+        assert_eq!(softmax(&[1e30, -1e30]), [1.0, 0.0]);
+        assert_eq!(softmax(&[-7.0]), [1.0]);
+        let low = f64::NEG_INFINITY;
+        assert_eq!(softmax(&[low, 0.0]), [0.0, 1.0]);
+        assert!(softmax(&[low, low]).iter().all(|p| p.is_nan()));
+    }
+
+    /// Subnormal codes, the sign of zero, nibble order, scale bias.
+    #[test]
+    fn mxfp4_codes_and_scales() {
+        let right = [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0];
+        for (code, right) in right.into_iter().enumerate() {
+            let code = code as u8;
+            assert_eq!(Released.e2m1(code).to_bits(), f64::to_bits(right));
+            assert_eq!(Released.e2m1(code | 8).to_bits(), f64::to_bits(-right));
+        }
+        for (byte, right) in [(126, 0.5), (127, 1.0), (128, 2.0), (134, 128.0)] {
+            assert_eq!(Released.scale(byte), Some(right));
+        }
+        assert_eq!(Released.scale(0), Some(2f64.powi(-127)));
+        assert_eq!(Released.scale(254), Some(2f64.powi(127)));
+        assert_eq!(Released.scale(255), None);
+        let mut row = [0.0; 32];
+        let mut packed = [0u8; 16];
+        packed[0] = 0x21;
+        Released.decode_row(&packed, &[127], &mut row).unwrap();
+        assert_eq!(row[..3], [0.5, 1.0, 0.0]);
+        assert_eq!(Released.decode_row(&packed, &[255], &mut row), Err(0));
+    }
+
+    /// A group that takes its neighbour's scale.
+    #[test]
+    fn mxfp4_scales_are_per_32_columns() {
+        let mut row = [0.0; 96];
+        Released
+            .decode_row(&[0x22; 48], &[127, 0, 130], &mut row)
+            .unwrap();
+        for (column, value) in row.into_iter().enumerate() {
+            assert_eq!(value, [1.0, 2f64.powi(-127), 8.0][column / 32]);
+        }
+    }
+
+    /// A channel's bias must move its own row of the state and no other.
+    #[test]
+    fn decay_acts_on_rows() {
+        let mut state = [1.0; 9];
+        decay_rows(&mut state, &[0.0, 2f64.ln(), 0.0]);
+        assert_eq!(state, [1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 1.0, 1.0, 1.0]);
+        let mut state = [0.0; 4];
+        write(&mut state, &[1.0, 2.0], &[3.0, 5.0]);
+        assert_eq!(state, [3.0, 5.0, 6.0, 10.0]);
+        assert_eq!(read(&state, &[1.0, 10.0]), [63.0, 105.0]);
+    }
 }

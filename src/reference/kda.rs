@@ -148,6 +148,7 @@ pub fn kda(
 ) -> Rows {
     let (heads, head_dim) = (pass.config.kda_num_heads, pass.config.kda_head_dim);
     let tokens = x.count();
+    let per_channel = [tokens, heads, head_dim];
 
     // 1, 2. projections, convolutions, SiLU; q and k normed, q scaled
     let mut qkv = [(); 3].map(|()| Rows::empty(heads * head_dim));
@@ -156,34 +157,27 @@ pub fn kda(
         let history = &state.inputs[index];
         let mut heads_of_part = kda_part(pass, part, history, &input, &weights.taps[index]);
         state.inputs[index] = pass.formulas.carried_inputs(history, &input);
-        stages.put(stage, &[tokens, heads, head_dim], &mut heads_of_part.values);
+        stages.put(stage, &per_channel, &mut heads_of_part.values);
         qkv[index] = heads_of_part;
     }
 
     // 3. decay and write strength
-    let (mut z, mut log_decay) = decay(pass, weights, x);
-    stages.put(Stage::KdaZ, &[tokens, heads, head_dim], &mut z.values);
-    stages.put(
-        Stage::KdaG,
-        &[tokens, heads, head_dim],
-        &mut log_decay.values,
-    );
+    let hidden = weights.f_a.apply(x);
+    let hidden = hidden.map(head_dim, |row| pass.formulas.decay_hidden(row.to_vec()));
+    let mut z = weights.f_b.apply(&hidden);
+    stages.put(Stage::KdaZ, &per_channel, &mut z.values);
+    let mut log_decay = log_decay(pass, weights, &z);
+    stages.put(Stage::KdaG, &per_channel, &mut log_decay.values);
     let logits = weights.b.apply(x);
-    let mut beta = logits.map(heads, |logits| {
-        (0..heads)
-            .map(|head| pass.formulas.beta(logits, head))
-            .collect()
-    });
+    let of_head = |logits: &[f64], head| pass.formulas.beta(logits, head);
+    let mut beta = logits.map(heads, |l| (0..heads).map(|head| of_head(l, head)).collect());
     stages.put(Stage::KdaBeta, &[tokens, heads], &mut beta.values);
 
     // 4. the recurrence
     let mut o = recurrence(pass, &qkv, &log_decay, &beta, &mut state.memory, stages);
-    stages.put(Stage::KdaO, &[tokens, heads, head_dim], &mut o.values);
-    stages.put(
-        Stage::KdaState,
-        &[heads, head_dim, head_dim],
-        &mut state.memory,
-    );
+    stages.put(Stage::KdaO, &per_channel, &mut o.values);
+    let shape = [heads, head_dim, head_dim];
+    stages.put(Stage::KdaState, &shape, &mut state.memory);
     put_inputs(state, stages);
 
     // 5. norm, then gate, then o_proj
@@ -215,13 +209,10 @@ fn kda_part(pass: &Pass<'_>, part: Part, history: &Rows, input: &Rows, taps: &[f
     })
 }
 
-/// z = f_b(f_a x) and the log decay g, both \[T, P\].
-fn decay(pass: &Pass<'_>, weights: &KdaWeights, x: &Rows) -> (Rows, Rows) {
-    let (heads, head_dim) = (pass.config.kda_num_heads, pass.config.kda_head_dim);
-    let hidden = weights.f_a.apply(x);
-    let hidden = hidden.map(head_dim, |row| pass.formulas.decay_hidden(row.to_vec()));
-    let z = weights.f_b.apply(&hidden);
-    let log_decay = z.map(heads * head_dim, |z| {
+/// The log decay g of every channel, from z = f_b(f_a x); both \[T, P\].
+fn log_decay(pass: &Pass<'_>, weights: &KdaWeights, z: &Rows) -> Rows {
+    let head_dim = pass.config.kda_head_dim;
+    z.map(z.width, |z| {
         let channel = |p: usize| {
             pass.formulas.log_decay(&DecayInputs {
                 z,
@@ -234,8 +225,7 @@ fn decay(pass: &Pass<'_>, weights: &KdaWeights, x: &Rows) -> (Rows, Rows) {
             })
         };
         (0..z.len()).map(channel).collect()
-    });
-    (z, log_decay)
+    })
 }
 
 /// The delta rule, token by token, head by head; gives o \[T, P\].
@@ -269,11 +259,15 @@ fn recurrence(
 }
 
 /// The carried convolution inputs as one stage \[3, kernel−1, P\].
-fn put_inputs(state: &KdaState, stages: &mut Stages<'_>) {
-    if !stages.wants(Stage::KdaConv) {
-        return;
-    }
-    let [q, k, v] = &state.inputs;
+fn put_inputs(state: &mut KdaState, stages: &mut Stages<'_>) {
+    let [q, k, v] = &mut state.inputs;
+    let shape = [3, q.count(), q.width];
     let mut values = [&q.values[..], &k.values, &v.values].concat();
-    stages.put(Stage::KdaConv, &[3, q.count(), q.width], &mut values);
+    stages.put(Stage::KdaConv, &shape, &mut values);
+    let each = shape[1] * shape[2];
+    for (index, inputs) in [q, k, v].into_iter().enumerate() {
+        inputs
+            .values
+            .copy_from_slice(&values[index * each..][..each]);
+    }
 }

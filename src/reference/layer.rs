@@ -79,15 +79,14 @@ impl<'a> Stages<'a> {
         }
     }
 
-    /// Whether the sink wants this stage.
-    #[must_use]
-    pub fn wants(&self, stage: Stage) -> bool {
-        self.sink.wants(self.key(stage))
-    }
-
     /// Hands values to [`Formulas::stored`] without putting them out.
     pub fn keep(&self, stage: Stage, values: &mut [f64]) {
         self.formulas.stored(self.key(stage), values);
+    }
+
+    /// Hands the chosen experts to [`Formulas::stored_ids`].
+    pub fn keep_ids(&self, stage: Stage, chosen: &mut [Vec<usize>]) {
+        self.formulas.stored_ids(self.key(stage), chosen);
     }
 
     /// Keeps the values, and puts them out where they are wanted.

@@ -256,25 +256,27 @@ pub fn moe(
         &mut scores.values,
     );
     let route = |scores: &[f64]| formulas.select(scores, &weights.bias, top_k);
-    let chosen: Vec<Vec<usize>> = scores.iter().map(route).collect();
+    let mut chosen: Vec<Vec<usize>> = scores.iter().map(route).collect();
+    put_ids(&mut chosen, stages);
     let mut routing = Vec::new();
     for (scores, chosen) in scores.iter().zip(&chosen) {
         routing.push(formulas.routing_weights(scores, &weights.bias, chosen, pass.config));
     }
-    put_routing(&chosen, &mut routing, stages);
+    put_weights(&mut routing, stages);
 
     // the chosen experts on the latent; the norm is on their weighted sum
     let mut z = weights.down.apply(x);
     stages.put(Stage::MoeLatent, &[tokens, latent], &mut z.values);
     let outputs = expert_outputs(pass, weights, &formulas.expert_input(x, &z), &chosen)?;
     let eps = pass.norm_eps(NormSite::Latent);
-    let (mut sum, mut normed) = (Rows::empty(latent), Rows::empty(latent));
-    for (outputs, routing) in outputs.iter().zip(&routing) {
-        let (sum_row, normed_row) = formulas.combine(outputs, routing, &weights.norm, eps);
-        sum.push(&sum_row);
-        normed.push(&normed_row);
+    let mut sum = Rows::empty(latent);
+    for (outputs, routing) in outputs.into_iter().zip(&routing) {
+        let share = |output| formulas.expert_share(output, &weights.norm, eps);
+        let shares: Vec<Vec<f64>> = outputs.into_iter().map(share).collect();
+        sum.push(&formulas.combine(&shares, routing, latent));
     }
     stages.put(Stage::MoeSum, &[tokens, latent], &mut sum.values);
+    let normed = sum.map(latent, |sum| formulas.norm_of_sum(sum, &weights.norm, eps));
     let routed = formulas.project_up(&weights.up, &normed);
 
     // the shared MLP on the full width, unweighted
@@ -324,12 +326,18 @@ fn expert_outputs(
     Ok(outputs)
 }
 
-/// The router's choice as stages \[T, k\].
-fn put_routing(chosen: &[Vec<usize>], routing: &mut [Vec<f64>], stages: &mut Stages<'_>) {
+/// The chosen ids as a stage \[T, k\].
+fn put_ids(chosen: &mut [Vec<usize>], stages: &mut Stages<'_>) {
+    stages.keep_ids(Stage::RouterIds, chosen);
     let shape = [chosen.len(), chosen.first().map_or(0, Vec::len)];
     // Expert counts fit i32 by far.
     let ids: Vec<i32> = chosen.iter().flatten().map(|id| *id as i32).collect();
     stages.put_ids(Stage::RouterIds, &shape, &ids);
+}
+
+/// The routing weights as a stage \[T, k\].
+fn put_weights(routing: &mut [Vec<f64>], stages: &mut Stages<'_>) {
+    let shape = [routing.len(), routing.first().map_or(0, Vec::len)];
     let mut weights = routing.concat();
     stages.put(Stage::RouterWeights, &shape, &mut weights);
     for (row, kept) in routing.iter_mut().zip(weights.chunks(shape[1].max(1))) {

@@ -309,3 +309,142 @@ fn dtype_name(dtype: Dtype) -> &'static str {
         _ => "another dtype",
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use safetensors::tensor::TensorView;
+    use tempfile::TempDir;
+
+    use super::*;
+
+    /// A folder with one file `w.safetensors` that holds `w`, BF16 \[2, 2\] = 1, 2, 3, −0.5, and
+    /// an index that names it.
+    fn folder() -> TempDir {
+        let folder = TempDir::new().unwrap();
+        let bits = [0x3f80u16, 0x4000, 0x4040, 0xbf00];
+        let bytes: Vec<u8> = bits.iter().flat_map(|b| b.to_le_bytes()).collect();
+        let view = TensorView::new(Dtype::BF16, vec![2, 2], &bytes).unwrap();
+        let file = safetensors::serialize([("w", view)], None).unwrap();
+        std::fs::write(folder.path().join("w.safetensors"), file).unwrap();
+        write_index(&folder, r#"{"weight_map": {"w": "w.safetensors"}}"#);
+        folder
+    }
+
+    fn write_index(folder: &TempDir, index: &str) {
+        std::fs::write(folder.path().join("model.safetensors.index.json"), index).unwrap();
+    }
+
+    fn message(folder: &TempDir) -> String {
+        let read = Reader::open(folder.path()).and_then(|r| r.bf16_matrix("w", 2, 2));
+        read.unwrap_err().to_string()
+    }
+
+    #[test]
+    fn bf16_widens_exactly() {
+        let folder = folder();
+        let reader = Reader::open(folder.path()).unwrap();
+        assert_eq!(reader.tensor_count(), 1);
+        let matrix = reader.bf16_matrix("w", 2, 2).unwrap();
+        let mut buffer = Vec::new();
+        assert_eq!(matrix.row(1, &mut buffer), [3.0, -0.5]);
+        assert_eq!(reader.bf16_matrix_row("w", [2, 2], 1).unwrap(), [3.0, -0.5]);
+        assert_eq!(bf16_to_f64(0x0001), 2f64.powi(-133));
+    }
+
+    #[test]
+    fn wrong_shape_is_named() {
+        let folder = folder();
+        let reader = Reader::open(folder.path()).unwrap();
+        let error = reader.bf16_vector("w", &[4]).unwrap_err().to_string();
+        assert!(
+            error.ends_with("w.safetensors: w: expected shape [4], got [2, 2]"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn wrong_dtype_is_named() {
+        let folder = folder();
+        let reader = Reader::open(folder.path()).unwrap();
+        let error = reader.f32_vector("w", &[2, 2]).unwrap_err().to_string();
+        assert!(
+            error.ends_with("w: expected dtype F32, got BF16"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn tensor_absent_from_the_index() {
+        let folder = folder();
+        write_index(&folder, r#"{"weight_map": {}}"#);
+        assert!(message(&folder).ends_with("index.json: tensor w is missing"));
+    }
+
+    #[test]
+    fn tensor_absent_from_its_shard() {
+        let folder = folder();
+        write_index(&folder, r#"{"weight_map": {"v": "w.safetensors"}}"#);
+        let reader = Reader::open(folder.path()).unwrap();
+        let error = reader.bf16_vector("v", &[4]).unwrap_err().to_string();
+        assert!(
+            error.ends_with("w.safetensors: tensor v is missing"),
+            "{error}"
+        );
+    }
+
+    #[test]
+    fn absent_shard() {
+        let folder = folder();
+        write_index(&folder, r#"{"weight_map": {"w": "gone.safetensors"}}"#);
+        assert!(message(&folder).contains("gone.safetensors: "));
+    }
+
+    #[test]
+    fn shard_outside_the_folder() {
+        let folder = folder();
+        write_index(&folder, r#"{"weight_map": {"w": "../w.safetensors"}}"#);
+        assert!(message(&folder).contains("expected a plain file name"));
+    }
+
+    #[test]
+    fn index_cut_short() {
+        let folder = folder();
+        write_index(&folder, r#"{"weight_map": {"w": "w.saf"#);
+        assert!(message(&folder).contains("bad index"));
+    }
+
+    /// One byte short, half, header alone, less than the length prefix, and bytes too many.
+    #[test]
+    fn shard_cut_or_grown() {
+        let folder = folder();
+        let path = folder.path().join("w.safetensors");
+        let whole = std::fs::read(&path).unwrap();
+        for length in [whole.len() - 1, whole.len() / 2, whole.len() - 8, 8, 4, 0] {
+            std::fs::write(&path, &whole[..length]).unwrap();
+            assert!(
+                message(&folder).contains("bad safetensors header"),
+                "{length}"
+            );
+        }
+        std::fs::write(&path, [&whole[..], &[0; 4]].concat()).unwrap();
+        assert!(message(&folder).contains("bytes in the file"));
+    }
+
+    /// A header length of 2^64 − 1 must not be allocated.
+    #[test]
+    fn absurd_header_length() {
+        let folder = folder();
+        std::fs::write(folder.path().join("w.safetensors"), [0xff; 64]).unwrap();
+        assert!(message(&folder).contains("expected a header of at most 56 bytes"));
+    }
+
+    #[test]
+    fn one_file_without_an_index() {
+        let folder = folder();
+        let path = folder.path();
+        std::fs::remove_file(path.join("model.safetensors.index.json")).unwrap();
+        std::fs::rename(path.join("w.safetensors"), path.join("model.safetensors")).unwrap();
+        let reader = Reader::open(path).unwrap();
+        assert!(reader.names("w") && reader.bf16_matrix("w", 2, 2).is_ok());
+    }
+}

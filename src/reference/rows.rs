@@ -214,3 +214,39 @@ impl Matrix {
 pub fn bf16_to_f64(bits: u16) -> f64 {
     f64::from(f32::from_bits(u32::from(bits) << 16))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A length that is no multiple of eight must not lose its rest, nor move an element.
+    #[test]
+    fn dot_takes_every_element_once() {
+        for length in 0..40 {
+            let a: Vec<f64> = (0..length).map(f64::from).collect();
+            let b: Vec<f64> = a.iter().map(|x| x + 1.0).collect();
+            let right: i32 = (0..length).map(|i| i * (i + 1)).sum();
+            assert_eq!(dot(&a, &b), f64::from(right));
+        }
+    }
+
+    /// The threaded path is the same sums: its bits are those of the plain one, row by row.
+    #[test]
+    fn threads_change_no_bit() {
+        let (rows, columns) = (600, 500);
+        let value = |i: usize| ((i * 7919) % 1013) as f64 / 977.0 - 0.5;
+        let weights: Vec<f64> = (0..rows * columns).map(value).collect();
+        let input = Rows {
+            width: columns,
+            values: (0..3 * columns).map(|i| value(i + 5)).collect(),
+        };
+        let large = Matrix::from_f64(rows, columns, weights.clone());
+        assert!(rows * columns >= PARALLEL_WEIGHTS);
+        let out = large.apply(&input);
+        for (token, x) in input.iter().enumerate() {
+            for (row, weights) in weights.chunks_exact(columns).enumerate() {
+                assert_eq!(out.row(token)[row].to_bits(), dot(weights, x).to_bits());
+            }
+        }
+    }
+}

@@ -123,8 +123,8 @@ fn values() -> Vec<EngineMutant> {
             });
         "q1-last-code-is-five" ["Q1"] "codes 7 and 15 are 5"
             |row, column| by_code(row, column, |code, scale| {
-                let value = if code & 7 == 7 { code_value(code) * 5.0 / 6.0 } else { code_value(code) };
-                times_scale(value, scale)
+                let factor = if code & 7 == 7 { 5.0 / 6.0 } else { 1.0 };
+                times_scale(code_value(code) * factor, scale)
             });
         "q1-sign-lost" ["Q1"] "bit 3 of a code is ignored"
             |row, column| by_code(row, column, |code, scale| {

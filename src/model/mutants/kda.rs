@@ -362,7 +362,7 @@ engine_mutants! { Composition
             state.kda.iter_mut().for_each(|slot| slot.recurrent.fill(0.0));
         }
     }
-    "k13-convolution-inputs-not-carried" ["K13"] "the convolutions start from zero with every call" {
+    "k13-convolution-inputs-not-carried" ["K13"] "every call's convolutions start from zero" {
         fn before_chunk(&self, state: &mut State) {
             state.kda.iter_mut().for_each(|slot| slot.convolution.fill(0.0));
         }

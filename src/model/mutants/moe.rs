@@ -140,7 +140,7 @@ engine_mutants! { Composition
         }
     }
     "e8-norm-per-expert" ["E8"] "each expert's output is normed, the sum is not" {
-        fn expert_sum(&self, ids: &[usize], weights: &[f32], outputs: Vectors<'_>, out: &mut [f32]) {
+        fn expert_sum(&self, ids: &[usize], w: &[f32], outputs: Vectors<'_>, out: &mut [f32]) {
             let mut all = Vec::new();
             for place in 0..ids.len() {
                 let mut wide = vec![0.0; out.len()];
@@ -151,7 +151,7 @@ engine_mutants! { Composition
                 all.extend(normed);
             }
             let outputs = Vectors::Strided { data: &all, stride: out.len() };
-            sums::expert_sum(ids, weights, outputs, out);
+            sums::expert_sum(ids, w, outputs, out);
         }
         fn routed_norm(&self, sum: &[f32], weight: &[f32], _: f64, out: &mut [f32]) {
             for ((out, sum), weight) in out.iter_mut().zip(sum).zip(weight) {

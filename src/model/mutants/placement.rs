@@ -78,7 +78,7 @@ engine_mutants! { Arithmetic
             }
         }
     }
-    "a11-expert-served-twice" ["A11" "E2"] "the first expert of a batch is served for the second too" {
+    "a11-expert-served-twice" ["A11" "E2"] "a batch's first expert is served for the second too" {
         fn experts(
             &self, source: &dyn ExpertSource, layer: usize, ids: &[usize],
         ) -> Result<Vec<Arc<Expert>>, EngineError> {
@@ -93,10 +93,10 @@ engine_mutants! { Arithmetic
         fn experts(
             &self, source: &dyn ExpertSource, layer: usize, ids: &[usize],
         ) -> Result<Vec<Arc<Expert>>, EngineError> {
-            let shifted: Vec<usize> = ids.iter().map(|&id| if id == 0 { 1 } else { id - 1 }).collect();
             let mut experts = Vec::new();
-            for id in shifted {
-                experts.extend(source.experts(layer, &[id])?);
+            for &id in ids {
+                let other = if id == 0 { 1 } else { id - 1 };
+                experts.extend(source.experts(layer, &[other])?);
             }
             Ok(experts)
         }
@@ -110,7 +110,7 @@ engine_mutants! { Arithmetic
             Ok(experts)
         }
     }
-    "a11-threads-split-sums" ["A11"] "each thread sums a part of every row and the parts are rounded" {
+    "a11-threads-split-sums" ["A11"] "threads sum parts of every row, and round them" {
         fn products(&self, threads: &Threads, products: Vec<Product<'_>>) {
             let parts = threads.count();
             by_token(threads, products, |matrix, row, x| {

@@ -118,8 +118,9 @@ mutants! {
     SiluBefore "conv-silu-before" [K2]
     "SiLU is applied before the convolution" {
         fn convolve(&self, part: Part, history: &Rows, input: &Rows, taps: &[f64]) -> Rows {
-            let active = |rows: &Rows| rows.map(rows.width, |x| x.iter().map(|x| silu(*x)).collect());
-            Released.convolve(part, &active(history), &active(input), taps)
+            let row = |x: &[f64]| x.iter().map(|x| silu(*x)).collect();
+            let (history, input) = (history.map(input.width, row), input.map(input.width, row));
+            Released.convolve(part, &history, &input, taps)
         }
         fn convolution_activation(&self, _part: Part, x: f64) -> f64 {
             x

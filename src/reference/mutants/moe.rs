@@ -285,30 +285,18 @@ mutants! {
 
     NormPerExpert "latent-norm-per-expert" [E8]
     "every expert's output is normed before the weighted sum" {
-        fn combine(
-            &self,
-            outputs: &[Vec<f64>],
-            weights: &[f64],
-            norm: &[f64],
-            eps: f64,
-        ) -> (Vec<f64>, Vec<f64>) {
-            let one = |out: &Vec<f64>| self.rms_norm(NormSite::Latent, out, norm, eps);
-            let normed: Vec<Vec<f64>> = outputs.iter().map(one).collect();
-            let combined = weighted_sum(&normed, weights, norm.len());
-            (weighted_sum(outputs, weights, norm.len()), combined)
+        fn expert_share(&self, output: Vec<f64>, norm: &[f64], eps: f64) -> Vec<f64> {
+            self.rms_norm(NormSite::Latent, &output, norm, eps)
+        }
+        fn norm_of_sum(&self, sum: &[f64], _norm: &[f64], _eps: f64) -> Vec<f64> {
+            sum.to_vec()
         }
     }
 
     SumUnweighted "experts-unweighted" [E8]
     "the experts' outputs are added without their weights" {
-        fn combine(
-            &self,
-            outputs: &[Vec<f64>],
-            weights: &[f64],
-            norm: &[f64],
-            eps: f64,
-        ) -> (Vec<f64>, Vec<f64>) {
-            Released.combine(outputs, &vec![1.0; weights.len()], norm, eps)
+        fn combine(&self, outputs: &[Vec<f64>], weights: &[f64], width: usize) -> Vec<f64> {
+            weighted_sum(outputs, &vec![1.0; weights.len()], width)
         }
     }
 

@@ -7,18 +7,15 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::external;
-use crate::config::RawConfig;
-use crate::kernels::kda::StepInputs;
-use crate::kernels::matrix::Matrix;
-use crate::kernels::threads::Threads;
-use crate::model::forward::Pass;
-use crate::model::stage_output::StageOutput;
-use crate::model::{
-    AttentionWeights, Contract, DenseWeights, Expert, KdaWeights, LayerWeights, MlaWeights,
-    MlpWeights, MoeWeights, Operations, Projection, ResidentExperts, Shape, State, Workspace,
-    decoder, kda, mla, moe,
+use k3_verify::config::RawConfig;
+use k3_verify::kernels::kda::StepInputs;
+use k3_verify::kernels::matrix::Matrix;
+use k3_verify::model::{
+    AttentionWeights, Bench, Contract, DenseWeights, EngineOptions, Expert, KdaWeights,
+    LayerWeights, MlaWeights, MlpWeights, MoeWeights, Operations, Projection, ResidentExperts,
+    Residual, Shape,
 };
-use crate::stages::NoStages;
+use k3_verify::stages::NoStages;
 
 /// One fixture file; names are prefixed with `prefix`.
 struct Fixture {
@@ -145,53 +142,22 @@ fn moe_weights(fixture: &Fixture) -> (MoeWeights, Vec<Arc<Expert>>) {
     (weights, (0..8).map(expert).collect())
 }
 
-/// A pass over `tokens` tokens at `layer`, ε 1e-5 everywhere.
-struct Bench {
-    shape: Shape,
-    threads: Threads,
-    experts: ResidentExperts,
-    work: Workspace,
-    state: State,
+/// A bench with these experts at `layer`, ε 1e-5 everywhere, as the fixtures have it.
+fn bench(layer: usize, experts: Vec<Arc<Expert>>) -> Bench<Contract> {
+    let shape = shape();
+    let mut all = vec![Vec::new(); shape.layers.len()];
+    all[layer] = experts;
+    let options = EngineOptions {
+        threads: 2,
+        chunk_tokens: 8,
+        mla_norm_eps: 1e-5,
+    };
+    let experts = Box::new(ResidentExperts(all));
+    Bench::new(Arc::new(Contract::default()), shape, experts, options).unwrap()
 }
 
-impl Bench {
-    fn new(layer: usize, experts: Vec<Arc<Expert>>) -> Self {
-        let shape = Shape::derive(&Contract::default(), &raw()).unwrap();
-        let mut all = vec![Vec::new(); 13];
-        all[layer] = experts;
-        Self {
-            work: Workspace::new(&shape, 8),
-            state: State::new(&shape),
-            threads: Threads::new(2).unwrap(),
-            experts: ResidentExperts(all),
-            shape,
-        }
-    }
-
-    /// Runs `part` and returns what it left in `residual.output`.
-    fn run(
-        &mut self,
-        layer: usize,
-        tokens: usize,
-        part: impl FnOnce(&Pass<'_, Contract>, &mut State, &mut Workspace, &mut StageOutput<'_>),
-    ) -> Vec<f32> {
-        let pass = Pass {
-            operations: &Contract::default(),
-            shape: &self.shape,
-            threads: &self.threads,
-            experts: &self.experts,
-            mla_norm_eps: 1e-5,
-            tokens,
-            position: 0,
-            layer,
-        };
-        let mut stages = StageOutput {
-            sink: &mut NoStages,
-            layer: Some(layer),
-        };
-        part(&pass, &mut self.state, &mut self.work, &mut stages);
-        self.work.residual.output.first(tokens).to_vec()
-    }
+fn shape() -> Shape {
+    Shape::derive(&Contract::default(), &raw()).unwrap()
 }
 
 #[test]
@@ -214,7 +180,7 @@ fn op_situ_glu() {
     };
     let mut out = vec![0.0; 48];
     let x = fixture.plain("in");
-    let caps = Shape::derive(&Contract::default(), &raw()).unwrap().caps;
+    let caps = shape().caps;
     for (x, out) in x.chunks(16).zip(out.chunks_mut(8)) {
         Contract::default().situ(&x[..8], &x[8..], caps, out);
     }
@@ -337,16 +303,10 @@ fn op_kda_layer1_and_layer8() {
         };
         let weights = Box::new(kda_weights(&fixture, KDA_NAMES));
         let layer = layer_around(&fixture, AttentionWeights::Kda(weights.clone()), 64);
-        let mut bench = Bench::new(0, Vec::new());
-        bench
-            .work
-            .residual
-            .normed
-            .first_mut(tokens)
-            .copy_from_slice(&fixture.plain("in"));
-        let out = bench.run(0, tokens, |pass, state, work, stages| {
-            kda::forward(pass, &layer, &weights, state, work, stages).unwrap();
-        });
+        let mut bench = bench(0, Vec::new());
+        let x = fixture.plain("in");
+        assert_eq!(x.len(), tokens * 128);
+        let out = bench.kda(0, &layer, &weights, &x).unwrap();
         assert_near(name, &out, &fixture.plain("out"));
         assert_near(
             "its state",
@@ -363,9 +323,7 @@ fn op_router() {
     };
     let (x, bias) = (fixture.plain("in"), fixture.plain("bias"));
     let gate = Matrix::from_f32(8, 128, &fixture.plain("gate_weight")).unwrap();
-    let weighting = Shape::derive(&Contract::default(), &raw())
-        .unwrap()
-        .weighting;
+    let weighting = shape().weighting;
     let (ids, weights) = (fixture.plain("topk_idx"), fixture.plain("topk_weight"));
     let operations = Contract::default();
     let theirs = ids.chunks(2).zip(weights.chunks(2));
@@ -419,16 +377,10 @@ fn op_mla() {
     let fixture = fixture.named("", "_weight");
     let weights = Box::new(mla_weights(&fixture));
     let layer = layer_around(&fixture, AttentionWeights::Mla(weights.clone()), 64);
-    let mut bench = Bench::new(3, Vec::new());
-    bench
-        .work
-        .residual
-        .normed
-        .first_mut(6)
-        .copy_from_slice(&fixture.plain("in"));
-    let out = bench.run(3, 6, |pass, state, work, stages| {
-        mla::forward(pass, &layer, &weights, state, work, stages).unwrap();
-    });
+    let mut bench = bench(3, Vec::new());
+    let out = bench
+        .mla(3, &layer, &weights, &fixture.plain("in"))
+        .unwrap();
     assert_near("mla", &out, &fixture.plain("out"));
     let rows = bench.state.mla[0].rows.chunks(40);
     let latent: Vec<f32> = rows.clone().flat_map(|row| &row[..32]).copied().collect();
@@ -444,16 +396,9 @@ fn op_moe() {
     };
     let fixture = fixture.named("", "_weight");
     let (weights, experts) = moe_weights(&fixture);
-    let mut bench = Bench::new(1, experts);
-    bench
-        .work
-        .residual
-        .normed
-        .first_mut(3)
-        .copy_from_slice(&fixture.plain("in"));
-    let out = bench.run(1, 3, |pass, _, work, stages| {
-        moe::forward(pass, &weights, work, stages).unwrap();
-    });
+    let out = bench(1, experts)
+        .moe(1, &weights, &fixture.plain("in"))
+        .unwrap();
     assert_near("moe", &out, &fixture.plain("out"));
 }
 
@@ -498,28 +443,26 @@ fn op_layer_kda_and_layer_mla() {
         layer.post_attention_norm = whole.vector("post_attention_layernorm");
         (layer.attention_mixer, layer.mlp_mixer) = (mixer("self_attention"), mixer("mlp"));
         layer.mlp = MlpWeights::Moe(Box::new(moe));
-        let mut bench = Bench::new(index, experts);
-        let banks = fixture.plain("block_residual_in");
-        let residual = &mut bench.work.residual;
-        residual
-            .running
-            .first_mut(4)
-            .copy_from_slice(&fixture.plain("in"));
-        residual.filled = 2;
-        for (place, row) in banks.chunks(128).enumerate() {
-            residual.banks[place % 2]
-                .row_mut(place / 2)
-                .copy_from_slice(row);
-        }
-        bench.run(index, 4, |pass, state, work, stages| {
-            decoder::forward(pass, &layer, state, work, stages).unwrap();
-        });
-        let residual = &bench.work.residual;
-        assert_near(name, residual.running.first(4), &fixture.plain("out"));
-        let count = residual.filled;
+        let stacked = fixture.plain("block_residual_in");
+        let bank = |bank: usize| -> Vec<f32> {
+            stacked
+                .chunks(128)
+                .skip(bank)
+                .step_by(2)
+                .flatten()
+                .copied()
+                .collect()
+        };
+        let (running, banks) = (fixture.plain("in"), vec![bank(0), bank(1)]);
+        let mut residual = Residual { running, banks };
+        bench(index, experts)
+            .layer(index, &layer, &mut residual, &mut NoStages)
+            .unwrap();
+        assert_near(name, &residual.running, &fixture.plain("out"));
+        let count = residual.banks.len();
         assert_eq!(count, if index == 1 { 2 } else { 3 });
         let banks: Vec<f32> = (0..4 * count)
-            .flat_map(|place| residual.banks[place % count].row(place / count))
+            .flat_map(|place| &residual.banks[place % count][place / count * 128..][..128])
             .copied()
             .collect();
         assert_near("its banks", &banks, &fixture.plain("block_residual_out"));
@@ -555,7 +498,7 @@ fn released_mxfp4_bytes_decode_exactly() {
     let mut decoded = vec![0.0; 64 * 3584];
     for (row, out) in decoded.chunks_mut(3584).enumerate() {
         let (packed, scales) = (&packed[row * 1792..][..1792], &scales[row * 112..][..112]);
-        crate::kernels::mxfp4::decode_row(packed, scales, out);
+        k3_verify::kernels::mxfp4::decode_row(packed, scales, out);
     }
     assert_eq!(decoded.len(), expected.len());
     let bits = |values: &[f64]| -> Vec<u32> {

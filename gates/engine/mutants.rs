@@ -6,14 +6,14 @@
 use std::sync::Arc;
 
 use super::tiny::{Tiny, bits};
-use crate::kernels::kda::StepInputs;
-use crate::kernels::matrix::{Matrix, SharedBytes};
-use crate::kernels::router::Weighting;
-use crate::kernels::rows::Row;
-use crate::kernels::situ::Caps;
-use crate::kernels::sums::Vectors;
-use crate::model::mutants::{EngineMutant, mutants};
-use crate::model::{
+use k3_verify::kernels::kda::StepInputs;
+use k3_verify::kernels::matrix::{Matrix, SharedBytes};
+use k3_verify::kernels::router::Weighting;
+use k3_verify::kernels::rows::Row;
+use k3_verify::kernels::situ::Caps;
+use k3_verify::kernels::sums::Vectors;
+use k3_verify::model::mutants::{EngineMutant, mutants};
+use k3_verify::model::{
     Contract, Engine, EngineOptions, EngineSequence, Expert, HeadAttention, Operations, Shape,
 };
 
@@ -307,7 +307,7 @@ fn attention(operations: &dyn Operations) -> Vec<u64> {
     let config = super::external("tiny-k3-a")
         .unwrap()
         .join("model/config.json");
-    let raw = crate::config::RawConfig::read(&config).unwrap();
+    let raw = k3_verify::config::RawConfig::read(&config).unwrap();
     let shape = Shape::derive(&Contract::default(), &raw).unwrap();
     let kv_b = Matrix::from_f32(160, 32, &numbers(160 * 32, 1)).unwrap();
     let query: Vec<f32> = numbers(32, 2).iter().map(|x| 3.0 * x).collect();

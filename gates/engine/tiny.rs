@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use super::checkpoint::TestCheckpoint;
 use super::external;
-use crate::model::{Contract, Engine, EngineOptions, EngineSequence};
-use crate::stages::{Stage, StageDump, StageKey, StageValues};
+use k3_verify::model::{Contract, Engine, EngineOptions, EngineSequence};
+use k3_verify::stages::{Stage, StageDump, StageKey, StageValues};
 
 pub struct Tiny {
     pub checkpoint: TestCheckpoint,
@@ -110,7 +110,7 @@ fn logits_are_near_the_f64_answer() {
 fn strict_reader_gives_the_same_bits() {
     let Some(tiny) = Tiny::open() else { return };
     let folder = external("tiny-k3-a").unwrap().join("model");
-    let checkpoint = crate::checkpoint::Checkpoint::open(&folder).unwrap();
+    let checkpoint = k3_verify::checkpoint::Checkpoint::open(&folder).unwrap();
     let (operations, options) = (Arc::new(Contract::default()), EngineOptions::default());
     let engine = Engine::resident(operations, &tiny.checkpoint.raw, &checkpoint, options).unwrap();
     let strict = EngineSequence::new(Arc::new(engine))

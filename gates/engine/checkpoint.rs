@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use crate::checkpoint::Dtype;
-use crate::config::RawConfig;
-use crate::kernels::matrix::SharedBytes;
-use crate::model::{EngineError, TensorSpec, WeightSource};
+use k3_verify::checkpoint::Dtype;
+use k3_verify::config::RawConfig;
+use k3_verify::kernels::matrix::SharedBytes;
+use k3_verify::model::{EngineError, TensorSpec, WeightSource};
 
 /// Dtype, shape, bytes.
 type StoredTensor = (Dtype, Vec<usize>, Arc<Vec<u8>>);
