@@ -19,7 +19,7 @@
 //! | A8 | the KDA step | [`kda`] |
 //! | A9 | expert outputs are f32, summed in rising id; SiTU in f32 steps | [`sums`], [`situ`] |
 //! | A10 | one exp, tanh and σ for everything | [`functions`] |
-//! | A11 | threads split rows, heads, tokens or experts, never a sum | [`threads`], [`matrix`] |
+//! | A11 | threads split rows, heads, tokens or experts, never a sum | [`threads`], [`products`] |
 //! | A12 | f32 before every sum, nothing contracted, nothing flushed | everywhere |
 //!
 //! # The rules in full
@@ -79,7 +79,7 @@
 //! [`situ`]: super::situ
 //! [`functions`]: super::functions
 //! [`threads`]: super::threads
-//! [`matrix`]: super::matrix
+//! [`products`]: super::products
 
 /// Lanes of the row product (A2): two AVX-512 registers of f64, four of AVX2, eight of NEON.
 pub const LANES: usize = 16;

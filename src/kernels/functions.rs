@@ -9,9 +9,16 @@
 //! coefficients are just 1/k!. Keeping e^r − 1 rather than e^r makes tanh accurate for small x:
 //! tanh|x| = −m/(m + 2) with m = e^(−2|x|) − 1, and there is no cancellation near zero.
 //!
-//! Worst error over all 2³² inputs, in units in the last place of the true value, as measured by
-//! `cargo run --release --example exp_error` against a double-double evaluation:
-//! see that program's header for the table. NaN in gives NaN out.
+//! Error over all 2³² inputs against a double-double evaluation, in units in the last place of
+//! the true value (`cargo run --release --example exp_error`, about eight minutes of one core):
+//!
+//! | function | worst error | where | results that are not the correctly rounded ones |
+//! | --- | --- | --- | --- |
+//! | exp | 0.500000042 ULP | 65.51379 (bits 4283070f) | 2 of 4,278,190,082 |
+//! | σ | 0.500000003 ULP | −1.5676022e-5 (bits b7838000) | 66 |
+//! | tanh | 0.499999991 ULP | 1.4914835e-3 (bits 3ac37de2) | 0: correctly rounded everywhere |
+//!
+//! NaN in gives NaN out, for every NaN.
 
 /// log₂ e.
 const LOG2_E: f64 = std::f64::consts::LOG2_E;

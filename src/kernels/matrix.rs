@@ -1,18 +1,13 @@
-//! Weight matrices as they are stored, and their products with activations.
+//! Weight matrices as they are stored: F32, BF16, or packed MXFP4.
 //!
-//! A matrix \[rows, columns\] is applied as W·x. BF16 and MXFP4 stay packed in memory and are
-//! widened on the way into the registers. Several products may be asked for at once, so that one
-//! parallel region covers all projections of the same input; each output row is one row product
-//! (A2, A3), computed by one thread.
+//! A matrix \[rows, columns\] is applied as W·x. It stays packed in memory, in bytes that it may
+//! share with a file map or a slot of a ring, and is widened on the way into the registers.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::contract::round_to_f32;
 use super::mxfp4;
-use super::path::KernelPath;
-use super::rows::{Row, row_sum};
-use super::threads::Threads;
+use super::rows::Row;
 
 /// Bytes of a tensor, shared with whatever owns them (a vector, a map, a slot of a ring). Aligned
 /// for the element type they are read as; [`SharedBytes::new`] copies when they are not.
@@ -269,7 +264,7 @@ impl Matrix {
 
 /// The elements of a [`MatrixRef`].
 #[derive(Debug, Clone, Copy)]
-enum Values<'a> {
+pub(super) enum Values<'a> {
     F32(&'a [f32]),
     Bf16(&'a [u16]),
     Mxfp4 { packed: &'a [u8], scales: &'a [u8] },
@@ -280,7 +275,7 @@ enum Values<'a> {
 pub struct MatrixRef<'a> {
     rows: usize,
     columns: usize,
-    values: Values<'a>,
+    pub(super) values: Values<'a>,
 }
 
 impl<'a> MatrixRef<'a> {
@@ -338,128 +333,10 @@ impl<'a> MatrixRef<'a> {
     }
 }
 
-/// One product: `out` \[T, rows\] = `vectors` \[T, columns\] times the matrix.
-#[derive(Debug)]
-pub struct Product<'a> {
-    /// The weights.
-    pub matrix: MatrixRef<'a>,
-    /// T activation rows.
-    pub vectors: &'a [f32],
-    /// T output rows.
-    pub out: &'a mut [f32],
-}
-
-/// Some rows of one product: what a thread takes.
-#[derive(Debug)]
-pub struct RowBlock<'a> {
-    /// The rows' weights.
-    pub matrix: MatrixRef<'a>,
-    /// All T activation rows.
-    pub vectors: &'a [f32],
-    /// Per token, the outputs of these rows.
-    pub out: Vec<&'a mut [f32]>,
-}
-
-/// Cuts products into blocks of rows, about four per thread and product.
-#[must_use]
-pub fn row_blocks<'a>(products: Vec<Product<'a>>, threads: &Threads) -> Vec<RowBlock<'a>> {
-    let mut blocks = Vec::new();
-    for product in products {
-        let rows = product.matrix.rows();
-        let tokens = product.vectors.len() / product.matrix.columns();
-        assert_eq!(product.vectors.len(), tokens * product.matrix.columns());
-        assert_eq!(
-            product.out.len(),
-            tokens * rows,
-            "output of a matrix product"
-        );
-        let parts = if threads.count() == 1 {
-            1
-        } else {
-            4 * threads.count()
-        };
-        // Whole cache lines of output per block, so that threads do not write into one line.
-        let block_rows = rows.div_ceil(parts).next_multiple_of(16);
-        let mut rest: Vec<&mut [f32]> = product.out.chunks_exact_mut(rows.max(1)).collect();
-        let mut first = 0;
-        while first < rows {
-            let last = rows.min(first + block_rows);
-            let mut out = Vec::with_capacity(tokens);
-            for rest in &mut rest {
-                let (head, tail) = std::mem::take(rest).split_at_mut(last - first);
-                out.push(head);
-                *rest = tail;
-            }
-            let matrix = product.matrix.range(first..last);
-            blocks.push(RowBlock {
-                matrix,
-                vectors: product.vectors,
-                out,
-            });
-            first = last;
-        }
-    }
-    blocks
-}
-
-/// Computes all products; every output is one row product, rounded once.
-pub fn products(path: KernelPath, threads: &Threads, products: Vec<Product<'_>>) {
-    let blocks = row_blocks(products, threads);
-    threads.for_each(blocks, &|block| match path {
-        KernelPath::Scalar => scalar_block(block),
-    });
-}
-
-/// The scalar definition of a block: row by row, token by token.
-fn scalar_block(block: RowBlock<'_>) {
-    let RowBlock {
-        matrix,
-        vectors,
-        mut out,
-    } = block;
-    for row in 0..matrix.rows() {
-        let weights = matrix.row(row);
-        for (x, out) in vectors.chunks_exact(matrix.columns()).zip(&mut out) {
-            out[row] = round_to_f32(row_sum(weights, x));
-        }
-    }
-}
-
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    /// B01: every small matrix shape, several tokens, any thread count: the same as row by row.
-    #[test]
-    fn b01_products_equal_single_row_products() {
-        for rows in [1, 2, 7, 8, 9, 15, 16, 17, 65] {
-            for groups in 1..=3 {
-                let columns = 32 * groups;
-                let codes: Vec<u8> = (0..rows * columns / 2)
-                    .map(|i| (i * 37 + 11) as u8)
-                    .collect();
-                let scales: Vec<u8> = (0..rows * groups).map(|i| 120 + (i % 9) as u8).collect();
-                let (codes, scales) = (SharedBytes::copy_of(&codes), SharedBytes::copy_of(&scales));
-                let matrix = Matrix::mxfp4(rows, columns, codes, scales).unwrap();
-                let x: Vec<f32> = (0..3 * columns).map(|i| (i as f32 * 0.37).sin()).collect();
-                for count in [1, 3] {
-                    let threads = Threads::new(count).unwrap();
-                    let mut out = vec![0.0; 3 * rows];
-                    let product = Product {
-                        matrix: matrix.view(),
-                        vectors: &x,
-                        out: &mut out,
-                    };
-                    products(KernelPath::Scalar, &threads, vec![product]);
-                    for (place, out) in out.iter().enumerate() {
-                        let x = &x[place / rows * columns..][..columns];
-                        let expected = row_sum(matrix.view().row(place % rows), x) as f32;
-                        assert_eq!(out.to_bits(), expected.to_bits());
-                    }
-                }
-            }
-        }
-    }
+    use crate::kernels::rows::row_sum;
 
     /// B08: shape and byte range are separate facts and must agree.
     #[test]
@@ -485,15 +362,9 @@ mod tests {
         );
         let matrix = matrix.unwrap();
         assert_eq!(matrix.first_nan_scale(), Some((1, 1)));
-        let mut out = [0.0; 3];
-        let product = Product {
-            matrix: matrix.view(),
-            vectors: &[1.0; 64],
-            out: &mut out,
-        };
-        products(KernelPath::Scalar, &Threads::new(1).unwrap(), vec![product]);
-        assert!(out[1].is_nan());
-        assert_eq!((out[0], out[2]), (32.0, 32.0));
+        let sum = |row| row_sum(matrix.view().row(row), &[1.0; 64]);
+        assert!(sum(1).is_nan());
+        assert_eq!((sum(0), sum(2)), (32.0, 32.0));
     }
 
     /// Bytes at an odd address are read all the same.

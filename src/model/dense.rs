@@ -3,7 +3,7 @@
 use super::forward::Pass;
 use super::workspace::MlpBuffers;
 use super::{DenseWeights, Operations};
-use crate::kernels::matrix::Product;
+use crate::kernels::products::Product;
 
 /// The MLP of a chunk: `x` and `out` are \[T, E\].
 pub(super) fn forward<O: Operations + ?Sized>(

@@ -11,7 +11,7 @@ use super::{
     ResidentLayers, Shape, State, WeightSource, Weights, Workspace, decoder, residual,
 };
 use crate::config::{MLA_NORM_EPS, RawConfig};
-use crate::kernels::matrix::Product;
+use crate::kernels::products::Product;
 use crate::kernels::threads::Threads;
 use crate::stages::{NoStages, Stage, StageSink};
 

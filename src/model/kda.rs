@@ -11,7 +11,8 @@ use super::{
     Workspace,
 };
 use crate::kernels::kda::StepInputs;
-use crate::kernels::matrix::{Matrix, Product};
+use crate::kernels::matrix::Matrix;
+use crate::kernels::products::Product;
 use crate::stages::Stage;
 
 /// KDA of a chunk: reads `residual.normed`, writes `residual.output` (after o_proj).

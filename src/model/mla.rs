@@ -11,7 +11,8 @@ use super::{
     EngineError, LatentCache, LayerWeights, MlaWeights, NormSite, Operations, Shape, State,
     Workspace,
 };
-use crate::kernels::matrix::{MatrixRef, Product};
+use crate::kernels::matrix::MatrixRef;
+use crate::kernels::products::Product;
 use crate::kernels::rows::Row;
 use crate::kernels::sums::Vectors;
 use crate::stages::Stage;

@@ -16,7 +16,8 @@ use super::{
     EngineError, MoeWeights, NormSite, Operations, Shape, TensorSpec, WeightSource, Workspace,
 };
 use crate::checkpoint::Dtype;
-use crate::kernels::matrix::{Matrix, Product};
+use crate::kernels::matrix::Matrix;
+use crate::kernels::products::Product;
 use crate::kernels::sums::Vectors;
 use crate::stages::Stage;
 

@@ -20,8 +20,8 @@ use super::{
 use crate::config::RawConfig;
 use crate::kernels::contract::round_to_f32;
 use crate::kernels::kda::{self, StepInputs};
-use crate::kernels::matrix::{self, Product};
 use crate::kernels::path::KernelPath;
+use crate::kernels::products::{self, Product};
 use crate::kernels::router::{self, NanScore, Weighting};
 use crate::kernels::rows::{self, Row};
 use crate::kernels::situ::{self, Caps};
@@ -77,6 +77,16 @@ pub struct Contract {
     pub path: KernelPath,
 }
 
+impl Contract {
+    /// The contract on the fastest path of this processor.
+    #[must_use]
+    pub fn fastest() -> Self {
+        Self {
+            path: KernelPath::detect(),
+        }
+    }
+}
+
 impl Operations for Contract {
     fn path(&self) -> KernelPath {
         self.path
@@ -87,7 +97,7 @@ impl Operations for Contract {
 pub trait Operations: Send + Sync + Debug {
     /// The kernels' instructions (A11).
     fn path(&self) -> KernelPath {
-        KernelPath::Scalar
+        KernelPath::SCALAR
     }
 
     // ---- Carrying ----
@@ -190,7 +200,7 @@ pub trait Operations: Send + Sync + Debug {
     /// Many row products: W·x for several matrices and tokens. Must equal
     /// [`Operations::row_product`] per element in bits.
     fn products(&self, threads: &Threads, products: Vec<Product<'_>>) {
-        matrix::products(self.path(), threads, products);
+        products::products(self.path(), threads, products);
     }
 
     /// A4: f32(Σ weights·vectors), rising index.

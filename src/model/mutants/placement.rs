@@ -9,7 +9,8 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::rows::products_by_rows;
 use super::{EngineMutant, Family};
-use crate::kernels::matrix::{self, Product, RowBlock};
+use crate::kernels::matrix;
+use crate::kernels::products::{self, Product, RowBlock};
 use crate::kernels::rows::row_sum;
 use crate::kernels::threads::Threads;
 use crate::model::{
@@ -157,11 +158,12 @@ fn by_token(
 ) {
     let whole = Threads::new(1).ok();
     let threads = whole.as_ref().unwrap_or(threads);
-    for mut block in matrix::row_blocks(products, threads) {
+    for mut block in products::row_blocks(products, threads) {
         let RowBlock {
             matrix,
             vectors,
             out,
+            ..
         } = &mut block;
         for (x, out) in vectors.chunks_exact(matrix.columns()).zip(out) {
             for (row, out) in out.iter_mut().enumerate() {

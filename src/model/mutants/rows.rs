@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use super::{EngineMutant, Family};
 use crate::kernels::contract::fold_lanes;
-use crate::kernels::matrix::{self, Product};
+use crate::kernels::products::{self, Product};
 use crate::kernels::rows::Row;
 use crate::kernels::threads::Threads;
 use crate::model::Operations;
@@ -37,8 +37,8 @@ pub(super) fn products_by_rows(
     products: Vec<Product<'_>>,
 ) {
     threads.for_each(
-        matrix::row_blocks(products, threads),
-        &|mut block: matrix::RowBlock<'_>| {
+        products::row_blocks(products, threads),
+        &|mut block: products::RowBlock<'_>| {
             let vectors = block.vectors.chunks_exact(block.matrix.columns());
             for (x, out) in vectors.zip(&mut block.out) {
                 for (row, out) in out.iter_mut().enumerate() {
