@@ -5,6 +5,7 @@
 
 /// out_c = f32(Σ_j taps\[c, j\] · window_j\[c\]) for one token. `window` holds the kernel inputs
 /// oldest first, each \[channels\]; `taps` is \[channels, kernel\], oldest first.
+#[inline(always)]
 pub fn convolve(window: &[&[f32]], taps: &[f32], out: &mut [f32]) {
     let kernel = window.len();
     for (channel, (out, taps)) in out.iter_mut().zip(taps.chunks_exact(kernel)).enumerate() {

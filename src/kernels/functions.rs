@@ -96,6 +96,7 @@ pub fn tanh(x: f32) -> f32 {
 }
 
 /// [`exp`] of every element, in place.
+#[inline(always)]
 pub fn exp_all(values: &mut [f32]) {
     for value in values {
         *value = exp(*value);
@@ -103,6 +104,7 @@ pub fn exp_all(values: &mut [f32]) {
 }
 
 /// [`sigmoid`] of every element, in place.
+#[inline(always)]
 pub fn sigmoid_all(values: &mut [f32]) {
     for value in values {
         *value = sigmoid(*value);
@@ -110,6 +112,7 @@ pub fn sigmoid_all(values: &mut [f32]) {
 }
 
 /// [`tanh`] of every element, in place.
+#[inline(always)]
 pub fn tanh_all(values: &mut [f32]) {
     for value in values {
         *value = tanh(*value);

@@ -2,8 +2,8 @@
 //!
 //! The state S is \[key width, value width\] in f32, rows = key index. The two widths may differ.
 
-/// Columns of S handled together.
-const BLOCK_COLUMNS: usize = 64;
+/// Columns of S handled together: their sums are four AVX-512 registers.
+const BLOCK_COLUMNS: usize = 32;
 
 /// The argument of the decay's logistic for one head: exp(A_log) · (z + dt_bias), with
 /// `rate` = exp(A_log) of that head (K6, K7). The log decay is bound · σ of it: K3's form; the
@@ -31,51 +31,53 @@ pub struct StepInputs<'a> {
 
 /// One step of one head: decays S, writes β(v − u) along k, reads o = Sᵀq from the updated S.
 /// `state` is \[key width, value width\], `out` \[value width\].
+#[inline(always)]
 pub fn step(state: &mut [f32], inputs: &StepInputs<'_>, out: &mut [f32]) {
     let width = inputs.v.len();
-    let mut first = 0;
-    for (out, v) in out
-        .chunks_mut(BLOCK_COLUMNS)
-        .zip(inputs.v.chunks(BLOCK_COLUMNS))
-    {
-        step_block(state, inputs, (first, width), v, out);
-        first += BLOCK_COLUMNS;
+    let whole = width / BLOCK_COLUMNS * BLOCK_COLUMNS;
+    for first in (0..whole).step_by(BLOCK_COLUMNS) {
+        step_columns::<BLOCK_COLUMNS>(state, inputs, first, out);
+    }
+    for first in whole..width {
+        step_columns::<1>(state, inputs, first, out);
     }
 }
 
-/// The step on the columns from `place.0` on, of rows of `place.1` columns.
-fn step_block(
+/// The step on N columns from `first` on; their sums stay in registers.
+#[inline(always)]
+fn step_columns<const N: usize>(
     state: &mut [f32],
     inputs: &StepInputs<'_>,
-    place: (usize, usize),
-    v: &[f32],
+    first: usize,
     out: &mut [f32],
 ) {
-    let columns = place.0..place.0 + v.len();
-    let mut sums = [0.0_f64; BLOCK_COLUMNS];
-    let mut delta = [0.0_f64; BLOCK_COLUMNS];
+    let width = inputs.v.len();
     let keys = || inputs.k.iter().zip(inputs.alpha);
-    for (row, (k, alpha)) in state.chunks_exact(place.1).zip(keys()) {
+    let mut sums = [0.0_f64; N];
+    for (row, (k, alpha)) in state.chunks_exact(width).zip(keys()) {
         let a = f64::from(alpha * k);
-        for (sum, s) in sums.iter_mut().zip(&row[columns.clone()]) {
-            *sum += f64::from(*s) * a;
+        let row = &row[first..first + N];
+        for column in 0..N {
+            sums[column] += f64::from(row[column]) * a;
         }
     }
-    for ((delta, u), v) in delta.iter_mut().zip(&sums).zip(v) {
-        *delta = f64::from(inputs.beta * (v - *u as f32));
+    let mut delta = [0.0_f64; N];
+    for column in 0..N {
+        delta[column] = f64::from(inputs.beta * (inputs.v[first + column] - sums[column] as f32));
     }
-    sums.fill(0.0);
-    let rows = state.chunks_exact_mut(place.1).zip(keys()).zip(inputs.q);
+    sums = [0.0; N];
+    let rows = state.chunks_exact_mut(width).zip(keys()).zip(inputs.q);
     for ((row, (k, alpha)), q) in rows {
         let (k, alpha, q) = (f64::from(*k), f64::from(*alpha), f64::from(*q));
-        let row = &mut row[columns.clone()];
-        for ((s, delta), sum) in row.iter_mut().zip(&delta).zip(&mut sums) {
-            *s = (alpha * f64::from(*s) + k * delta) as f32;
-            *sum += f64::from(*s) * q;
+        let row = &mut row[first..first + N];
+        for column in 0..N {
+            let updated = (alpha * f64::from(row[column]) + k * delta[column]) as f32;
+            row[column] = updated;
+            sums[column] += f64::from(updated) * q;
         }
     }
-    for (out, sum) in out.iter_mut().zip(&sums) {
-        *out = *sum as f32;
+    for column in 0..N {
+        out[first + column] = sums[column] as f32;
     }
 }
 

@@ -5,6 +5,8 @@
 //! fold changes no f32 bit: only the unrounded sum tells right from wrong.
 
 use super::contract::{LANES, fold_lanes};
+use super::path::KernelPath;
+use super::simd::compiled;
 use super::{bf16, mxfp4};
 
 /// One row of weights, or of the latent cache, in the type it is stored in.
@@ -67,7 +69,19 @@ pub fn row_sum(row: Row<'_>, x: &[f32]) -> f64 {
     }
 }
 
+/// [`row_sum`] on a kernel path; the same bits.
+#[must_use]
+pub fn row_sum_on(path: KernelPath, row: Row<'_>, x: &[f32]) -> f64 {
+    assert_eq!(row.columns(), x.len(), "row product of unequal lengths");
+    match row {
+        Row::F32(row) => compiled::row_sum_f32(path, row, x),
+        Row::Bf16(row) => compiled::row_sum_bf16(path, row, x),
+        Row::Mxfp4 { packed, scales } => row_sum_mxfp4(packed, scales, x),
+    }
+}
+
 /// The row rule for f32 rows (norms, scores, F32 weights).
+#[inline(always)]
 #[must_use]
 pub fn row_sum_f32(row: &[f32], x: &[f32]) -> f64 {
     let mut lanes = [0.0_f64; LANES];
@@ -85,6 +99,7 @@ pub fn row_sum_f32(row: &[f32], x: &[f32]) -> f64 {
 }
 
 /// The row rule for BF16 rows.
+#[inline(always)]
 #[must_use]
 pub fn row_sum_bf16(row: &[u16], x: &[f32]) -> f64 {
     let mut lanes = [0.0_f64; LANES];

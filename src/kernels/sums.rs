@@ -7,8 +7,8 @@
 use super::matrix::MatrixRef;
 use super::rows::Row;
 
-/// Columns that are summed together; their accumulators stay in registers or the first cache.
-const BLOCK_COLUMNS: usize = 64;
+/// Columns that are summed together: their sums are four AVX-512 registers.
+const BLOCK_COLUMNS: usize = 32;
 
 /// The vectors t₀, t₁, … of a weighted sum. Only their first `out.len()` elements are read.
 #[derive(Debug, Clone, Copy)]
@@ -38,43 +38,76 @@ impl<'a> Vectors<'a> {
         }
     }
 
-    /// `sums[j] += weight · t_index[first + j]`.
-    #[inline]
-    fn accumulate(&self, index: usize, weight: f64, first: usize, sums: &mut [f64]) {
-        let columns = first..first + sums.len();
+    /// `sums[j] += weight · t_index[first + j]` for N columns.
+    #[inline(always)]
+    fn accumulate<const N: usize>(
+        &self,
+        index: usize,
+        weight: f64,
+        first: usize,
+        sums: &mut [f64; N],
+    ) {
         match self.row(index) {
             Row::F32(row) => {
-                for (sum, value) in sums.iter_mut().zip(&row[columns]) {
-                    *sum += weight * f64::from(*value);
+                let row = &row[first..first + N];
+                for column in 0..N {
+                    sums[column] += weight * f64::from(row[column]);
                 }
             }
             Row::Bf16(row) => {
-                for (sum, bits) in sums.iter_mut().zip(&row[columns]) {
-                    *sum += weight * f64::from(super::bf16::widen(*bits));
+                let row = &row[first..first + N];
+                for column in 0..N {
+                    sums[column] += weight * f64::from(super::bf16::widen(row[column]));
                 }
             }
             row @ Row::Mxfp4 { .. } => {
-                for (sum, column) in sums.iter_mut().zip(columns) {
-                    *sum += weight * row.value(column);
+                for (column, sum) in sums.iter_mut().enumerate() {
+                    *sum += weight * row.value(first + column);
                 }
             }
         }
     }
 }
 
-/// out_j = f32((Σ_i weights_i · t_ij) / divisor), i rising. A divisor of 1 is exact.
-pub fn weighted_sum_over(weights: &[f32], vectors: Vectors<'_>, divisor: f64, out: &mut [f32]) {
-    let mut sums = [0.0_f64; BLOCK_COLUMNS];
-    for (block, out) in out.chunks_mut(BLOCK_COLUMNS).enumerate() {
-        let sums = &mut sums[..out.len()];
-        sums.fill(0.0);
-        for (index, weight) in weights.iter().enumerate() {
-            vectors.accumulate(index, f64::from(*weight), block * BLOCK_COLUMNS, sums);
-        }
-        for (out, sum) in out.iter_mut().zip(sums) {
-            *out = (*sum / divisor) as f32;
-        }
+/// N columns of a weighted sum over (index, weight) pairs, divided and rounded once.
+#[inline(always)]
+fn sum_columns<const N: usize>(
+    terms: impl Iterator<Item = (usize, f32)>,
+    vectors: Vectors<'_>,
+    divisor: f64,
+    first: usize,
+    out: &mut [f32],
+) {
+    let mut sums = [0.0_f64; N];
+    for (index, weight) in terms {
+        vectors.accumulate(index, f64::from(weight), first, &mut sums);
     }
+    for (out, sum) in out[first..first + N].iter_mut().zip(sums) {
+        *out = (sum / divisor) as f32;
+    }
+}
+
+/// All columns of a weighted sum, in blocks whose sums stay in registers.
+#[inline(always)]
+fn sum_all(
+    terms: impl Iterator<Item = (usize, f32)> + Clone,
+    vectors: Vectors<'_>,
+    divisor: f64,
+    out: &mut [f32],
+) {
+    let whole = out.len() / BLOCK_COLUMNS * BLOCK_COLUMNS;
+    for first in (0..whole).step_by(BLOCK_COLUMNS) {
+        sum_columns::<BLOCK_COLUMNS>(terms.clone(), vectors, divisor, first, out);
+    }
+    for first in whole..out.len() {
+        sum_columns::<1>(terms.clone(), vectors, divisor, first, out);
+    }
+}
+
+/// out_j = f32((Σ_i weights_i · t_ij) / divisor), i rising. A divisor of 1 is exact.
+#[inline(always)]
+pub fn weighted_sum_over(weights: &[f32], vectors: Vectors<'_>, divisor: f64, out: &mut [f32]) {
+    sum_all(weights.iter().copied().enumerate(), vectors, divisor, out);
 }
 
 /// out_j = f32(Σ_i weights_i · t_ij), i rising.
@@ -94,21 +127,12 @@ pub fn scalar_sum(values: &[f32]) -> f64 {
 
 /// The expert sum of one token (A9): f32 outputs weighted and summed in rising expert id, in
 /// whatever order they are listed. `ids`, `weights` and the vectors run in parallel.
+#[inline(always)]
 pub fn expert_sum(ids: &[usize], weights: &[f32], outputs: Vectors<'_>, out: &mut [f32]) {
     let mut order: Vec<usize> = (0..ids.len()).collect();
     order.sort_by_key(|&place| ids[place]);
-    let mut sums = [0.0_f64; BLOCK_COLUMNS];
-    for (block, out) in out.chunks_mut(BLOCK_COLUMNS).enumerate() {
-        let sums = &mut sums[..out.len()];
-        sums.fill(0.0);
-        for &place in &order {
-            let weight = f64::from(weights[place]);
-            outputs.accumulate(place, weight, block * BLOCK_COLUMNS, sums);
-        }
-        for (out, sum) in out.iter_mut().zip(sums) {
-            *out = *sum as f32;
-        }
-    }
+    let terms = order.iter().map(|&place| (place, weights[place]));
+    sum_all(terms, outputs, 1.0, out);
 }
 
 #[cfg(test)]
@@ -153,10 +177,10 @@ mod tests {
         assert_eq!(out, [0.0]);
     }
 
-    /// Blocks of 64 columns must not show.
+    /// Blocks of columns must not show.
     #[test]
     fn widths_around_the_block_size() {
-        for width in [1, 63, 64, 65, 130] {
+        for width in [1, 31, 32, 33, 64, 130] {
             let data: Vec<f32> = (0..2 * width).map(|i| i as f32).collect();
             let mut out = vec![0.0; width];
             weighted_sum(

@@ -24,10 +24,11 @@ use crate::kernels::path::KernelPath;
 use crate::kernels::products::{self, Product};
 use crate::kernels::router::{self, NanScore, Weighting};
 use crate::kernels::rows::{self, Row};
+use crate::kernels::simd::compiled;
 use crate::kernels::situ::{self, Caps};
 use crate::kernels::sums::{self, Vectors};
 use crate::kernels::threads::Threads;
-use crate::kernels::{convolution, functions, norm, residual, softmax};
+use crate::kernels::{convolution, norm, residual, softmax};
 
 /// Where an RMSNorm stands (N2, N3): each has its own weight, and two have their own ε.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -167,17 +168,17 @@ pub trait Operations: Send + Sync + Debug {
 
     /// e^x of every element.
     fn exp_all(&self, values: &mut [f32]) {
-        functions::exp_all(values);
+        compiled::exp_all(self.path(), values);
     }
 
     /// σ of every element.
     fn sigmoid_all(&self, values: &mut [f32]) {
-        functions::sigmoid_all(values);
+        compiled::sigmoid_all(self.path(), values);
     }
 
     /// tanh of every element.
     fn tanh_all(&self, values: &mut [f32]) {
-        functions::tanh_all(values);
+        compiled::tanh_all(self.path(), values);
     }
 
     // ---- Sums (A1…A4) ----
@@ -189,7 +190,7 @@ pub trait Operations: Send + Sync + Debug {
 
     /// A2, A3: Σ w·x of one row, before its rounding.
     fn row_sum(&self, row: Row<'_>, x: &[f32]) -> f64 {
-        rows::row_sum(row, x)
+        rows::row_sum_on(self.path(), row, x)
     }
 
     /// The row product: the sum above, rounded once.
@@ -205,7 +206,7 @@ pub trait Operations: Send + Sync + Debug {
 
     /// A4: f32(Σ weights·vectors), rising index.
     fn weighted_sum(&self, weights: &[f32], vectors: Vectors<'_>, out: &mut [f32]) {
-        sums::weighted_sum(weights, vectors, out);
+        compiled::weighted_sum_over(self.path(), weights, vectors, 1.0, out);
     }
 
     /// A6: softmax over `scores` (overwritten), applied to the vectors.
@@ -215,7 +216,8 @@ pub trait Operations: Send + Sync + Debug {
             return;
         }
         self.exp_all(scores);
-        softmax::normalised_sum(scores, vectors, out);
+        let z = sums::scalar_sum(scores);
+        compiled::weighted_sum_over(self.path(), scores, vectors, z, out);
     }
 
     // ---- Norms (A5) ----
@@ -332,7 +334,7 @@ pub trait Operations: Send + Sync + Debug {
 
     /// K1: the convolution of one token; `window` oldest first, `taps` \[P, kernel\].
     fn convolve(&self, window: &[&[f32]], taps: &[f32], out: &mut [f32]) {
-        convolution::convolve(window, taps, out);
+        compiled::convolve(self.path(), window, taps, out);
     }
 
     /// K13: carries the newest input, dropping the oldest.
@@ -403,7 +405,7 @@ pub trait Operations: Send + Sync + Debug {
 
     /// K9, K10, K11 (A8): one step of one head; `state` \[key width, value width\].
     fn kda_step(&self, state: &mut [f32], inputs: &StepInputs<'_>, out: &mut [f32]) {
-        kda::step(state, inputs, out);
+        compiled::kda_step(self.path(), state, inputs, out);
     }
 
     /// K12: one head's output, normed, then gated.
@@ -558,7 +560,7 @@ pub trait Operations: Send + Sync + Debug {
 
     /// A9: the weighted sum of expert outputs, in rising id.
     fn expert_sum(&self, ids: &[usize], weights: &[f32], outputs: Vectors<'_>, out: &mut [f32]) {
-        sums::expert_sum(ids, weights, outputs, out);
+        compiled::expert_sum(self.path(), ids, weights, outputs, out);
     }
 
     /// E8: the norm on the weighted SUM.
