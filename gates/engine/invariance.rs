@@ -1,6 +1,7 @@
 //! Equal bits whatever the threads, chunks, interleaving and carrying of state (A11).
 
 use super::tiny::{Tiny, bits};
+use k3_verify::kernels::path::KernelPath;
 use k3_verify::model::{EngineOptions, EngineSequence};
 
 /// Threads 1, 2, 3, 8 and chunks 1, 3, 7, all.
@@ -25,6 +26,31 @@ fn threads_and_chunks_change_no_bit() {
             assert!(
                 run(threads, chunk) == expected,
                 "{threads} threads, chunks of {chunk}"
+            );
+        }
+    }
+}
+
+/// Every kernel path of this processor against the scalar one, prefill and single tokens.
+#[test]
+fn kernel_paths_change_no_bit() {
+    let Some(tiny) = Tiny::open() else { return };
+    let run = |path, chunk_tokens| {
+        let options = EngineOptions {
+            threads: 2,
+            chunk_tokens,
+            ..EngineOptions::default()
+        };
+        let engine = tiny.engine_on(path, options);
+        bits(&EngineSequence::new(engine).feed(&tiny.full_ids).unwrap())
+    };
+    let expected = run(KernelPath::SCALAR, 64);
+    for path in KernelPath::available() {
+        for chunk in [1, 7, 64] {
+            assert!(
+                run(path, chunk) == expected,
+                "{}, chunks of {chunk}",
+                path.name()
             );
         }
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use super::checkpoint::TestCheckpoint;
 use super::external;
+use k3_verify::kernels::path::KernelPath;
 use k3_verify::model::{Contract, Engine, EngineOptions, EngineSequence};
 use k3_verify::stages::{Stage, StageDump, StageKey, StageValues};
 
@@ -34,7 +35,11 @@ impl Tiny {
     }
 
     pub fn engine(&self, options: EngineOptions) -> Arc<Engine> {
-        let operations = Arc::new(Contract::default());
+        self.engine_on(KernelPath::SCALAR, options)
+    }
+
+    pub fn engine_on(&self, path: KernelPath, options: EngineOptions) -> Arc<Engine> {
+        let operations = Arc::new(Contract { path });
         let raw = &self.checkpoint.raw;
         Arc::new(Engine::resident(operations, raw, &self.checkpoint, options).unwrap())
     }
