@@ -7,11 +7,14 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use k3_verify::config::{MLA_NORM_EPS, RawConfig};
-use k3_verify::reference::formulas::{Formulas, Released};
+use k3_verify::reference::formulas::{Formulas, RELEASED};
 use k3_verify::reference::model::embed;
 use k3_verify::reference::moe::decode_mxfp4;
 use k3_verify::reference::mutants::{ReferenceMutant, mutants};
-use k3_verify::reference::{LayerWeights, Logits, Model, Pass, Reader, ReferenceError, Residual};
+use k3_verify::reference::{
+    AsComputed, LayerWeights, Logits, Model, Pass, Reader, ReferenceError, Residual, Sequence,
+    StageHook,
+};
 use k3_verify::stages::{NoStages, Stage, StageDump, StageKey, StageValues};
 use rayon::prelude::*;
 use safetensors::{Dtype, SafeTensors};
@@ -239,7 +242,7 @@ fn released_mxfp4_bytes_decode_exactly() {
     };
     let columns = file["logical_width"].as_u64().unwrap() as usize;
     let (packed, scales) = (integers("packed"), integers("scales"));
-    let decoded = decode_mxfp4(&Released, columns, &packed, &scales).unwrap();
+    let decoded = decode_mxfp4(&RELEASED, columns, &packed, &scales).unwrap();
     let reals = |value: &Value| -> Vec<f64> {
         value
             .as_array()
@@ -307,15 +310,20 @@ fn is_unseen_on_tiny_a(id: &str) -> bool {
         })
 }
 
-/// Logits of the ids fed at once, and fed in calls of 5, 1, 1, 2 and then 1 or 2.
+/// Logits of the ids fed at once, and fed in calls.
 fn whole_and_carried(
     tiny: &TinyA,
-    formulas: &'static dyn Formulas,
+    formulas: &Formulas,
     ids: &[u32],
 ) -> Result<[Vec<f64>; 2], ReferenceError> {
     let model = Model::open_with(&tiny.folder, &tiny.config, MLA_NORM_EPS, formulas)?;
     let whole = model.sequence().feed(ids, &mut NoStages)?.values;
-    let (mut sequence, mut carried, mut rest) = (model.sequence(), Vec::new(), ids);
+    Ok([whole, feed_in_calls(model.sequence(), ids)?])
+}
+
+/// Logits of the ids fed in calls of 5, 1, 1, 2 and then 1 or 2.
+fn feed_in_calls(mut sequence: Sequence<'_>, ids: &[u32]) -> Result<Vec<f64>, ReferenceError> {
+    let (mut carried, mut rest) = (Vec::new(), ids);
     for length in [5, 1, 1, 2].into_iter().chain([1, 2].into_iter().cycle()) {
         let (call, later) = rest.split_at(length.min(rest.len()));
         if call.is_empty() {
@@ -324,12 +332,12 @@ fn whole_and_carried(
         carried.extend(sequence.feed(call, &mut NoStages)?.values);
         rest = later;
     }
-    Ok([whole, carried])
+    Ok(carried)
 }
 
 /// What a mutant does on `tiny-k3-a`: max |Δlogit| fed at once and carried, or the error.
 fn effect(tiny: &TinyA, mutant: &ReferenceMutant, ids: &[u32], right: &[f64]) -> (f64, String) {
-    match whole_and_carried(tiny, mutant.formulas, ids) {
+    match whole_and_carried(tiny, &mutant.formulas, ids) {
         Ok([whole, carried]) => {
             let whole = max_abs_difference(&whole, right);
             let carried = max_abs_difference(&carried, right);
@@ -344,7 +352,7 @@ fn effect(tiny: &TinyA, mutant: &ReferenceMutant, ids: &[u32], right: &[f64]) ->
 fn every_mutant_changes_the_logits() {
     let Some(tiny) = TinyA::open() else { return };
     let ids = &tiny.ids("full_ids")[..24];
-    let [right, carried] = whole_and_carried(&tiny, &Released, ids).unwrap();
+    let [right, carried] = whole_and_carried(&tiny, &RELEASED, ids).unwrap();
     assert_eq!(bits(&right), bits(&carried));
     let all = mutants();
     let effects: Vec<(f64, String)> = all
@@ -380,7 +388,7 @@ fn literal_values_show_under_another_config() {
     tiny.config.activation_situ_linear_beta = 20.0;
     tiny.config.routed_scaling_factor = 1.7;
     let ids = &tiny.ids("full_ids")[..12];
-    let [right, _] = whole_and_carried(&tiny, &Released, ids).unwrap();
+    let [right, _] = whole_and_carried(&tiny, &RELEASED, ids).unwrap();
     let literal = |m: &ReferenceMutant| m.id.contains("literal") || m.id == "router-scaling-off";
     let literals: Vec<ReferenceMutant> = mutants().into_iter().filter(literal).collect();
     assert_eq!(literals.len(), 14);
@@ -394,7 +402,7 @@ fn literal_values_show_under_another_config() {
 #[derive(Debug)]
 struct Nudged(StageKey);
 
-impl Formulas for Nudged {
+impl StageHook for Nudged {
     fn stored(&self, key: StageKey, values: &mut [f64]) {
         if key == self.0 {
             for (index, value) in values.iter_mut().enumerate() {
@@ -417,13 +425,12 @@ fn every_stage_is_read_by_what_follows() {
     let ids = &tiny.ids("full_ids")[..10];
     let mut dump = StageDump::default();
     tiny.model().sequence().feed(ids, &mut dump).unwrap();
-    let [right, _] = whole_and_carried(&tiny, &Released, ids).unwrap();
+    let model = tiny.model();
+    let right = feed_in_calls(model.sequence(), ids).unwrap();
     let in_some_layers = |key: &&StageKey| key.layer.is_none_or(|n| [0, 3, 4].contains(&n));
     for key in dump.tensors.keys().filter(in_some_layers) {
-        // A test may leak what it needs for its whole run.
-        let nudged: &'static Nudged = Box::leak(Box::new(Nudged(*key)));
-        let [_, carried] = whole_and_carried(&tiny, nudged, ids).unwrap();
-        assert!(max_abs_difference(&carried, &right) > 1e-9, "{key}");
+        let nudged = feed_in_calls(model.sequence_with(&Nudged(*key)), ids).unwrap();
+        assert!(max_abs_difference(&nudged, &right) > 1e-9, "{key}");
     }
 }
 
@@ -446,7 +453,7 @@ fn damaged(tiny: &TinyA, tensor: &str, at_byte: usize, bytes: &[u8]) -> TempDir 
 }
 
 /// The formulas of a mutant by id.
-fn mutant(id: &str) -> &'static dyn Formulas {
+fn mutant(id: &str) -> Formulas {
     mutants().into_iter().find(|m| m.id == id).unwrap().formulas
 }
 
@@ -459,17 +466,17 @@ fn a_nan_scale_is_reported_with_its_place() {
     // w3 is [64, 64]: two scale bytes a row; row 5, group 1.
     let tensor = format!("{stem}.{expert}.w3.weight_scale");
     let copy = damaged(&tiny, &tensor, 5 * 2 + 1, &[255]);
-    let run = |formulas| {
+    let run = |formulas: &Formulas| {
         let model = Model::open_with(copy.path(), &tiny.config, MLA_NORM_EPS, formulas)?;
         model
             .sequence()
             .feed(&tiny.ids("full_ids")[..1], &mut NoStages)
     };
-    let message = run(&Released).unwrap_err().to_string();
+    let message = run(&RELEASED).unwrap_err().to_string();
     let place = format!("layer 1, expert {expert}, w3.weight_scale, row 5, group 1");
     assert!(message.contains(&place), "{message}");
     for silent in ["mxfp4-nan-scale-is-zero", "mxfp4-nan-scale-is-a-power"] {
-        assert!(run(mutant(silent)).is_ok(), "{silent}");
+        assert!(run(&mutant(silent)).is_ok(), "{silent}");
     }
 }
 
@@ -479,13 +486,13 @@ fn non_zero_padding_of_a_log_is_refused() {
     let Some(tiny) = TinyA::open() else { return };
     let tensor = "language_model.model.layers.2.self_attn.A_log";
     let copy = damaged(&tiny, tensor, 7 * 4, &0.25f32.to_le_bytes());
-    let open = |f| Model::open_with(copy.path(), &tiny.config, MLA_NORM_EPS, f);
-    let message = open(&Released).unwrap_err().to_string();
+    let open = |f: &Formulas| Model::open_with(copy.path(), &tiny.config, MLA_NORM_EPS, f);
+    let message = open(&RELEASED).unwrap_err().to_string();
     assert!(
         message.contains("layer 2: A_log[7]") && message.contains("0.25"),
         "{message}"
     );
-    assert!(open(mutant("decay-padding-not-checked")).is_ok());
+    assert!(open(&mutant("decay-padding-not-checked")).is_ok());
 }
 
 /// A tensor of the wrong size for its config, named before anything is computed.
@@ -530,7 +537,8 @@ fn a_layer_runs_alone() {
     let pass = Pass {
         config: &tiny.config,
         mla_norm_eps: MLA_NORM_EPS,
-        formulas: &Released,
+        formulas: &RELEASED,
+        hook: &AsComputed,
     };
     let reader = Arc::new(Reader::open(&tiny.folder).unwrap());
     let mut residual = Residual::new(embed(&reader, &pass, &ids).unwrap());

@@ -1,9 +1,10 @@
 """Compares committed fixtures with regenerated ones, and the manifest with the committed files.
 
-Weights, index, config, delta: byte for byte. Ids, shapes, dtypes, names and their order: equal. A
-float64 answer may differ from its committed value by CHECK_LIMIT times the largest absolute value
-of the committed tensor that it belongs to. Margins may differ by MARGIN_LIMIT. Noise figures are
-measurements of rounding and are not compared.
+Weights, index, config, delta, inputs and bits of the kernel fixtures: byte for byte. Ids, shapes,
+dtypes, names and their order: equal. A float64 answer may differ from its committed value by
+CHECK_LIMIT times the largest absolute value of the committed tensor that it belongs to, in a kernel
+fixture by CHECK_LIMIT times its own absolute value. Margins may differ by MARGIN_LIMIT. Noise
+figures are measurements of rounding and are not compared.
 """
 
 import hashlib
@@ -12,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
-from manifest import GENERATOR, NAME, listed_files
-from tensor_files import read_safetensors
+from manifest import NAME, WITNESS, listed_files, witness
+from tensor_files import parse_header, read_safetensors
 
 CHECK_LIMIT = 1e-12
 MARGIN_LIMIT = 1e-9
@@ -34,6 +35,8 @@ def check(committed, regenerated):
             problems += compare_json(name, other, path)
         elif name.endswith("expected.safetensors"):
             problems += compare_tensors(name, other, path)
+        elif name.startswith("kernels/"):
+            problems += compare_kernel(name, other, path)
         elif other.read_bytes() != path.read_bytes():
             problems.append(f"{name}: differs from what the generator writes")
     problems += compare_manifests(committed / NAME, regenerated / NAME)
@@ -50,6 +53,9 @@ def check_manifest(committed):
         return [f"{NAME}: missing"]
     entries = json.loads((committed / NAME).read_text())["files"]
     problems = []
+    beside = committed / WITNESS
+    if not beside.is_file() or beside.read_text() != witness(committed / NAME):
+        problems.append(f"{WITNESS}: is not the hash of {NAME}")
     for entry in entries:
         path = committed / entry["path"]
         if not path.is_file():
@@ -66,14 +72,16 @@ def check_manifest(committed):
 
 
 def compare_manifests(committed, regenerated):
-    """Our own entries: same files, seeds and texts. Hashes are judged file by file."""
+    """Entries of the generators that ran: same files, seeds and texts. Hashes are judged file by
+    file."""
     if not committed.is_file():
         return []
+    generators = {entry["generator"] for entry in json.loads(regenerated.read_text())["files"]}
 
     def entries(path):
         return [{key: value for key, value in entry.items() if key not in ("bytes", "sha256")}
                 for entry in json.loads(path.read_text())["files"]
-                if entry["generator"] == GENERATOR]
+                if entry["generator"] in generators]
     return [] if entries(committed) == entries(regenerated) else [f"{NAME}: entries differ"]
 
 
@@ -114,4 +122,22 @@ def compare_tensors(name, committed, regenerated):
             if not difference <= CHECK_LIMIT * scale:
                 problems.append(f"{name}: {tensor}: {difference:.3e} away, largest {scale:.3e}")
     print(f"     {name}: worst difference {worst:.2e} of the largest value in its tensor")
+    return problems
+
+
+def compare_kernel(name, committed, regenerated):
+    """Header with its texts equal; every tensor but float64 `out.*` byte for byte."""
+    headers = [parse_header(path.read_bytes())[0] for path in (committed, regenerated)]
+    if list(headers[0].items()) != list(headers[1].items()):
+        return [f"{name}: cases, texts, tensor names, order, dtypes or shapes differ"]
+    old, new = read_safetensors(committed), read_safetensors(regenerated)
+    problems = []
+    for tensor, (dtype, want) in old.items():
+        got = new[tensor][1]
+        if dtype == "F64" and "/out." in tensor:
+            difference = np.abs(got - want)
+            if not np.all(difference <= CHECK_LIMIT * np.abs(want)):
+                problems.append(f"{name}: {tensor}: {difference.max():.3e} away")
+        elif want.tobytes() != got.tobytes():
+            problems.append(f"{name}: {tensor}: bytes differ")
     return problems

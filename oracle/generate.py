@@ -26,6 +26,7 @@ from compose import compose
 from fixture_check import check
 from integer_generator import check_test_vector
 from k3 import load_model
+from kernel_fixtures import write_kernels
 from manifest import write_manifest
 from sensitivity import sensitivities, too_small
 from tensor_files import read_checkpoint, safetensors_bytes
@@ -212,12 +213,12 @@ def write_answers(folder, expected, tensors):
 
 
 def generate(folder, judge_variants):
-    """Writes both sets and the manifest below `folder`."""
+    """Writes both sets, the kernel fixtures and the manifest below `folder`."""
     write_model(folder / "tiny" / "model")
     full_ids = answer_tiny(folder / "tiny")
     write_twin(folder / "mild")
     answer_mild(folder / "mild", folder / "tiny" / "model")
-    write_manifest(folder)
+    write_manifest(folder, write_kernels(folder))
     if judge_variants:
         refuse_blind_answers(folder / "tiny", full_ids)
 

@@ -1,7 +1,7 @@
 """fixtures/manifest.json: every file there with size, hash, origin, and what it catches.
 
-Entries made by other generators are kept as they are. Documents (*.md) and the manifest itself
-are not listed.
+Entries made by other generators are kept as they are. The manifest itself is not listed: its own
+hash stands beside it in manifest.sha256, so that no file of the folder is without a witness.
 """
 
 import hashlib
@@ -9,9 +9,12 @@ import json
 from pathlib import Path
 
 import recipe
+from kernel_case import KERNEL_SEED
 
 GENERATOR = "oracle/generate.py"
+KERNEL_GENERATOR = "oracle/kernel_fixtures.py"
 NAME = "manifest.json"
+WITNESS = "manifest.sha256"
 SHARD_CATCHES = (
     "wrong order within a shard, wrong dtype widths, swapped nibbles, misread scales, padding of "
     "A_log used as heads")
@@ -47,29 +50,37 @@ WHAT = {
 
 def listed_files(folder):
     return sorted(path for path in Path(folder).rglob("*")
-                  if path.is_file() and path.suffix != ".md" and path.name != NAME)
+                  if path.is_file() and path.name not in (NAME, WITNESS))
 
 
-def describe(folder, path):
+def witness(manifest):
+    """The one line of manifest.sha256, in the form that `sha256sum` checks."""
+    return f"{hashlib.sha256(manifest.read_bytes()).hexdigest()}  {NAME}\n"
+
+
+def describe(folder, path, kernel_texts):
     name = path.relative_to(folder).as_posix()
     data = path.read_bytes()
-    what, catches, budget = WHAT[name]
+    generator, seed = GENERATOR, recipe.WEIGHT_SEED
+    if name in kernel_texts:
+        generator, seed = KERNEL_GENERATOR, KERNEL_SEED
+    what, catches, budget = kernel_texts[name] if name in kernel_texts else WHAT[name]
     return {
         "path": name, "bytes": len(data), "sha256": hashlib.sha256(data).hexdigest(),
-        "generator": GENERATOR, "seed": recipe.WEIGHT_SEED, "what": what, "catches": catches,
+        "generator": generator, "seed": seed, "what": what, "catches": catches,
         "budget": budget,
     }
 
 
-def write_manifest(folder):
-    """Replaces our own entries."""
+def write_manifest(folder, kernel_texts):
+    """Replaces our own entries. `kernel_texts`: as WHAT, for every file of kernel fixtures."""
     target = Path(folder) / NAME
     entries = []
     if target.exists():
         entries = [entry for entry in json.loads(target.read_text())["files"]
-                   if entry["generator"] != GENERATOR]
+                   if entry["generator"] not in (GENERATOR, KERNEL_GENERATOR)]
     foreign = {entry["path"] for entry in entries}
-    entries += [describe(folder, path) for path in listed_files(folder)
+    entries += [describe(folder, path, kernel_texts) for path in listed_files(folder)
                 if path.relative_to(folder).as_posix() not in foreign]
     entries.sort(key=lambda entry: entry["path"])
     lines = ",\n".join("  " + json.dumps(entry) for entry in entries)
@@ -78,3 +89,4 @@ def write_manifest(folder):
                    "overwritten in place (same name, dtype, shape), and mild/config.json")
     target.write_text('{\n "mild_recipe": ' + json.dumps(recipe_text) + ',\n "files": [\n'
                       + lines + "\n ]\n}\n")
+    (Path(folder) / WITNESS).write_text(witness(target))

@@ -5,9 +5,10 @@
 
 use super::error::ReferenceError;
 use super::formulas::{Formulas, NormSite, Part};
-use super::layer::{Pass, Stages};
+use super::layer::Pass;
 use super::reader::Reader;
 use super::rows::{Matrix, Rows};
+use super::stage_hook::Stages;
 use crate::config::RawConfig;
 use crate::stages::Stage;
 
@@ -93,7 +94,7 @@ impl KdaWeights {
     pub fn load(
         reader: &Reader,
         config: &RawConfig,
-        formulas: &dyn Formulas,
+        formulas: &Formulas,
         layer: usize,
         prefix: &str,
     ) -> Result<Self, ReferenceError> {
@@ -116,7 +117,7 @@ impl KdaWeights {
             f_a: matrix("f_a_proj", head_dim, width)?,
             f_b: matrix("f_b_proj", inner, head_dim)?,
             b: matrix("b_proj", heads, width)?,
-            a_log: formulas.decay_rates(layer, &stored_a_log, heads)?,
+            a_log: (formulas.decay_rates)(layer, &stored_a_log, heads)?,
             dt_bias: reader.f32_vector(&name("dt_bias"), &[inner])?,
             gate: matrix("g_proj", inner, width)?,
             o_norm: reader.f32_vector(&name("o_norm.weight"), &[head_dim])?,
@@ -147,8 +148,8 @@ pub fn kda(
     stages: &mut Stages<'_>,
 ) -> Rows {
     let (heads, head_dim) = (pass.config.kda_num_heads, pass.config.kda_head_dim);
-    let tokens = x.count();
-    let per_channel = [tokens, heads, head_dim];
+    let formulas = pass.formulas;
+    let per_channel = [x.count(), heads, head_dim];
 
     // 1, 2. projections, convolutions, SiLU; q and k normed, q scaled
     let mut qkv = [(); 3].map(|()| Rows::empty(heads * head_dim));
@@ -156,22 +157,22 @@ pub fn kda(
         let input = weights.projections[index].apply(x);
         let history = &state.inputs[index];
         let mut heads_of_part = kda_part(pass, part, history, &input, &weights.taps[index]);
-        state.inputs[index] = pass.formulas.carried_inputs(history, &input);
+        state.inputs[index] = (formulas.carried_inputs)(history, &input);
         stages.put(stage, &per_channel, &mut heads_of_part.values);
         qkv[index] = heads_of_part;
     }
 
     // 3. decay and write strength
     let hidden = weights.f_a.apply(x);
-    let hidden = hidden.map(head_dim, |row| pass.formulas.decay_hidden(row.to_vec()));
+    let hidden = hidden.map(head_dim, |row| (formulas.decay_hidden)(row.to_vec()));
     let mut z = weights.f_b.apply(&hidden);
     stages.put(Stage::KdaZ, &per_channel, &mut z.values);
     let mut log_decay = log_decay(pass, weights, &z);
     stages.put(Stage::KdaG, &per_channel, &mut log_decay.values);
     let logits = weights.b.apply(x);
-    let of_head = |logits: &[f64], head| pass.formulas.beta(logits, head);
+    let of_head = |logits: &[f64], head| (formulas.beta)(logits, head);
     let mut beta = logits.map(heads, |l| (0..heads).map(|head| of_head(l, head)).collect());
-    stages.put(Stage::KdaBeta, &[tokens, heads], &mut beta.values);
+    stages.put_rows(Stage::KdaBeta, &mut beta);
 
     // 4. the recurrence
     let mut o = recurrence(pass, &qkv, &log_decay, &beta, &mut state.memory, stages);
@@ -185,7 +186,13 @@ pub fn kda(
     let gates = weights.gate.apply(x);
     let mut gated = Rows::empty(heads * head_dim);
     for (o, gate) in o.iter().zip(gates.iter()) {
-        gated.push(&pass.formulas.kda_output(o, &weights.o_norm, gate, eps));
+        gated.push(&(formulas.kda_output)(
+            formulas,
+            o,
+            &weights.o_norm,
+            gate,
+            eps,
+        ));
     }
     weights.output.apply(&gated)
 }
@@ -195,16 +202,16 @@ fn kda_part(pass: &Pass<'_>, part: Part, history: &Rows, input: &Rows, taps: &[f
     let formulas = pass.formulas;
     let head_dim = pass.config.kda_head_dim;
     let scale = match part {
-        Part::Query => formulas.kda_query_scale(head_dim),
+        Part::Query => (formulas.kda_query_scale)(head_dim),
         Part::Key | Part::Value => 1.0,
     };
-    let mut mixed = formulas.convolve(part, history, input, taps);
+    let mut mixed = (formulas.convolve)(part, history, input, taps);
     for value in &mut mixed.values {
-        *value = formulas.convolution_activation(part, *value);
+        *value = (formulas.convolution_activation)(part, *value);
     }
     mixed.map(input.width, |row| {
         let heads = row.chunks_exact(head_dim);
-        let normed = heads.flat_map(|head| formulas.kda_head(part, head));
+        let normed = heads.flat_map(|head| (formulas.kda_head)(formulas, part, head));
         normed.map(|t| t * scale).collect()
     })
 }
@@ -214,7 +221,7 @@ fn log_decay(pass: &Pass<'_>, weights: &KdaWeights, z: &Rows) -> Rows {
     let head_dim = pass.config.kda_head_dim;
     z.map(z.width, |z| {
         let channel = |p: usize| {
-            pass.formulas.log_decay(&DecayInputs {
+            (pass.formulas.log_decay)(&DecayInputs {
                 z,
                 dt_bias: &weights.dt_bias,
                 a_log: &weights.a_log,
@@ -239,7 +246,7 @@ fn recurrence(
 ) -> Rows {
     let head_dim = pass.config.kda_head_dim;
     let mut o = Rows::zeros(q.count(), q.width);
-    pass.formulas.carried_memory(memory);
+    (pass.formulas.carried_memory)(memory);
     for token in 0..q.count() {
         for (head, state) in memory.chunks_exact_mut(head_dim * head_dim).enumerate() {
             let channels = head * head_dim..(head + 1) * head_dim;
@@ -250,9 +257,9 @@ fn recurrence(
                 log_decay: &log_decay.row(token)[channels.clone()],
                 beta: beta.row(token)[head],
             };
-            let out = pass.formulas.delta_step(state, &inputs);
+            let out = (pass.formulas.delta_step)(state, &inputs);
             o.row_mut(token)[channels].copy_from_slice(&out);
-            stages.keep(Stage::KdaState, state);
+            stages.show(Stage::KdaState, state);
         }
     }
     o
@@ -266,8 +273,7 @@ fn put_inputs(state: &mut KdaState, stages: &mut Stages<'_>) {
     stages.put(Stage::KdaConv, &shape, &mut values);
     let each = shape[1] * shape[2];
     for (index, inputs) in [q, k, v].into_iter().enumerate() {
-        inputs
-            .values
-            .copy_from_slice(&values[index * each..][..each]);
+        let kept = &values[index * each..][..each];
+        inputs.values.copy_from_slice(kept);
     }
 }

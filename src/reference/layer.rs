@@ -13,10 +13,11 @@ use super::moe::{MlpWeights, MoeWeights, gated_mlp, moe};
 use super::reader::Reader;
 use super::residual::{Residual, mix};
 use super::rows::{Rows, add};
+use super::stage_hook::{StageHook, Stages};
 use crate::config::RawConfig;
-use crate::stages::{Stage, StageKey, StageSink};
+use crate::stages::{Stage, StageSink};
 
-/// What every step needs to know: sizes, the ε of the two low-rank norms, the formulas.
+/// What every step needs to know.
 #[derive(Debug, Clone, Copy)]
 pub struct Pass<'a> {
     /// The raw fields of the config.
@@ -24,7 +25,9 @@ pub struct Pass<'a> {
     /// ε of `q_a_layernorm` and `kv_a_layernorm` (clause N3).
     pub mla_norm_eps: f64,
     /// The formulas.
-    pub formulas: &'a dyn Formulas,
+    pub formulas: &'a Formulas,
+    /// What happens to stage values before they are read; [`super::AsComputed`] for the reference.
+    pub hook: &'a dyn StageHook,
 }
 
 impl Pass<'_> {
@@ -32,84 +35,16 @@ impl Pass<'_> {
     #[must_use]
     pub fn norm_eps(&self, site: NormSite) -> f64 {
         let (eps, mla_eps) = (self.config.rms_norm_eps, self.mla_norm_eps);
-        self.formulas.norm_eps(site, eps, mla_eps)
+        (self.formulas.norm_eps)(site, eps, mla_eps)
     }
 
     /// RMSNorm of every row.
     #[must_use]
     pub fn norm(&self, site: NormSite, rows: &Rows, weight: &[f64]) -> Rows {
-        let eps = self.norm_eps(site);
-        rows.map(rows.width, |x| self.formulas.rms_norm(site, x, weight, eps))
-    }
-}
-
-/// The stages of one layer (or of the model) on their way to the sink.
-pub struct Stages<'a> {
-    layer: Option<usize>,
-    formulas: &'a dyn Formulas,
-    sink: &'a mut dyn StageSink,
-}
-
-impl std::fmt::Debug for Stages<'_> {
-    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        f.debug_struct("Stages")
-            .field("layer", &self.layer)
-            .finish_non_exhaustive()
-    }
-}
-
-impl<'a> Stages<'a> {
-    /// Stages of layer `layer`, or of the whole model.
-    pub fn new(
-        layer: Option<usize>,
-        formulas: &'a dyn Formulas,
-        sink: &'a mut dyn StageSink,
-    ) -> Self {
-        Self {
-            layer,
-            formulas,
-            sink,
-        }
-    }
-
-    fn key(&self, stage: Stage) -> StageKey {
-        StageKey {
-            layer: self.layer,
-            stage,
-        }
-    }
-
-    /// Hands values to [`Formulas::stored`] without putting them out.
-    pub fn keep(&self, stage: Stage, values: &mut [f64]) {
-        self.formulas.stored(self.key(stage), values);
-    }
-
-    /// Hands the chosen experts to [`Formulas::stored_ids`].
-    pub fn keep_ids(&self, stage: Stage, chosen: &mut [Vec<usize>]) {
-        self.formulas.stored_ids(self.key(stage), chosen);
-    }
-
-    /// Keeps the values, and puts them out where they are wanted.
-    pub fn put(&mut self, stage: Stage, shape: &[usize], values: &mut [f64]) {
-        let key = self.key(stage);
-        self.formulas.stored(key, values);
-        if self.sink.wants(key) {
-            self.sink.put(key, shape, values);
-        }
-    }
-
-    /// Puts rows out, \[T, width\].
-    pub fn put_rows(&mut self, stage: Stage, rows: &mut Rows) {
-        let shape = [rows.count(), rows.width];
-        self.put(stage, &shape, &mut rows.values);
-    }
-
-    /// Puts expert ids out.
-    pub fn put_ids(&mut self, stage: Stage, shape: &[usize], ids: &[i32]) {
-        let key = self.key(stage);
-        if self.sink.wants(key) {
-            self.sink.put_ids(key, shape, ids);
-        }
+        let (formulas, eps) = (self.formulas, self.norm_eps(site));
+        rows.map(rows.width, |x| {
+            (formulas.rms_norm)(formulas, site, x, weight, eps)
+        })
     }
 }
 
@@ -179,7 +114,7 @@ impl LayerWeights {
             });
         }
         let prefix = format!("language_model.model.layers.{index}.");
-        let attention = match formulas.layer_kind(index, config)? {
+        let attention = match (formulas.layer_kind)(index, config)? {
             AttentionKind::Kda => {
                 let weights = KdaWeights::load(reader, config, formulas, index, &prefix)?;
                 Attention::Kda(Box::new(weights))
@@ -188,7 +123,7 @@ impl LayerWeights {
                 Attention::Mla(Box::new(MlaWeights::load(reader, config, &prefix)?))
             }
         };
-        let mlp = if formulas.is_dense(index, config) {
+        let mlp = if (formulas.is_dense)(index, config) {
             let inner = config.intermediate_size;
             Mlp::Dense(MlpWeights::load(
                 reader,
@@ -237,7 +172,7 @@ impl LayerWeights {
         sink: &mut dyn StageSink,
     ) -> Result<(), ReferenceError> {
         let (formulas, block) = (pass.formulas, pass.config.attn_res_block_size);
-        let mut stages = Stages::new(Some(self.index), formulas, sink);
+        let mut stages = Stages::new(Some(self.index), pass.hook, sink);
         let stages = &mut stages;
         let Residual { sum, banks } = residual;
 
@@ -246,9 +181,9 @@ impl LayerWeights {
         stages.put_rows(Stage::AttnMix, &mut h);
 
         // 2. a new block banks the un-mixed sum
-        let opens_block = formulas.opens_block(self.index, block);
+        let opens_block = (formulas.opens_block)(self.index, block);
         if opens_block {
-            banks.push(formulas.banked(sum, &h));
+            banks.push((formulas.banked)(sum, &h));
         }
 
         // 3. attention
@@ -264,10 +199,10 @@ impl LayerWeights {
             _ => unreachable!("a state is made by its own layer's `new_state`"),
         };
         stages.put_rows(Stage::AttnOut, &mut a);
-        *sum = formulas.sum_after_attention(opens_block, sum, &a);
+        *sum = (formulas.sum_after_attention)(opens_block, sum, &a);
 
         // 4. what the MLP reads
-        let mut h = self.mix_before_mlp(pass, formulas.banks_before_mlp(opens_block, banks), sum);
+        let mut h = self.mix_before_mlp(pass, (formulas.banks_before_mlp)(opens_block, banks), sum);
         stages.put_rows(Stage::MlpMix, &mut h);
 
         // 5. the MLP
@@ -293,10 +228,8 @@ impl LayerWeights {
     /// mix(b, s) with the attention-side weights, or s while there is no bank.
     fn mix_before_attention(&self, pass: &Pass<'_>, banks: &[Rows], sum: &Rows) -> Rows {
         let (site, block) = (NormSite::AttnMix, pass.config.attn_res_block_size);
-        let mixes = pass
-            .formulas
-            .mixes_before_attention(self.index, block, banks.len());
-        match pass.formulas.fold_of(site, self.folds()) {
+        let mixes = (pass.formulas.mixes_before_attention)(self.index, block, banks.len());
+        match (pass.formulas.fold_of)(site, self.folds()) {
             Some(fold) if mixes => mix(pass, site, banks, sum, fold),
             _ => sum.clone(),
         }
@@ -305,7 +238,7 @@ impl LayerWeights {
     /// mix(b, s) with the MLP-side weights.
     fn mix_before_mlp(&self, pass: &Pass<'_>, banks: &[Rows], sum: &Rows) -> Rows {
         let site = NormSite::MlpMix;
-        match pass.formulas.fold_of(site, self.folds()) {
+        match (pass.formulas.fold_of)(site, self.folds()) {
             Some(fold) => mix(pass, site, banks, sum, fold),
             None => sum.clone(),
         }
@@ -315,11 +248,11 @@ impl LayerWeights {
 /// The folded weights of the mixer `prefix` (`…_res`): `_norm` \[E\] and `_proj` \[1, E\].
 pub fn load_fold(
     reader: &Reader,
-    formulas: &dyn Formulas,
+    formulas: &Formulas,
     prefix: &str,
     width: usize,
 ) -> Result<Vec<f64>, ReferenceError> {
     let norm = reader.bf16_vector(&format!("{prefix}_norm.weight"), &[width])?;
     let proj = reader.bf16_vector(&format!("{prefix}_proj.weight"), &[1, width])?;
-    Ok(formulas.fold(&norm, &proj))
+    Ok((formulas.fold)(&norm, &proj))
 }

@@ -6,9 +6,10 @@
 
 use super::error::ReferenceError;
 use super::formulas::NormSite;
-use super::layer::{Pass, Stages};
+use super::layer::Pass;
 use super::reader::Reader;
 use super::rows::{Matrix, Rows};
+use super::stage_hook::Stages;
 use crate::config::RawConfig;
 use crate::stages::Stage;
 
@@ -145,7 +146,7 @@ pub fn mla(
     let eps = pass.norm_eps(NormSite::MlaQ);
     let q_a = weights.q_a.apply(x);
     let q_a = q_a.map(q_a.width, |row| {
-        formulas.rms_norm(NormSite::MlaQ, row, &weights.q_a_norm, eps)
+        (formulas.rms_norm)(formulas, NormSite::MlaQ, row, &weights.q_a_norm, eps)
     });
     let mut q = weights.q_b.apply(&q_a);
     stages.put(
@@ -156,7 +157,7 @@ pub fn mla(
 
     // latent and shared key part of the new positions
     let entries = entries(pass, weights, x, position, stages);
-    formulas.extend_cache(cache, &entries);
+    (formulas.extend_cache)(cache, &entries);
 
     // causal attention of every head
     let mut o = Rows::empty(w.heads * w.value);
@@ -170,7 +171,7 @@ pub fn mla(
     let gates = weights.gate.apply(x);
     let mut gated = Rows::empty(w.heads * w.value);
     for (o, gate) in o.iter().zip(gates.iter()) {
-        gated.push(&formulas.mla_output(o, gate));
+        gated.push(&(formulas.mla_output)(o, gate));
     }
     weights.output.apply(&gated)
 }
@@ -183,18 +184,20 @@ fn entries(
     position: usize,
     stages: &mut Stages<'_>,
 ) -> MlaCache {
-    let (formulas, tokens) = (pass.formulas, x.count());
+    let formulas = pass.formulas;
     let (kv_lora, rope) = (pass.config.kv_lora_rank, pass.config.qk_rope_head_dim);
     let eps = pass.norm_eps(NormSite::MlaKv);
     let compressed = weights.kv_a.apply(x);
-    let mut latent = compressed.map(kv_lora, |c| formulas.latent(c, &weights.kv_a_norm, eps));
-    stages.put(Stage::MlaLatent, &[tokens, kv_lora], &mut latent.values);
+    let mut latent = compressed.map(kv_lora, |c| {
+        (formulas.latent)(formulas, c, &weights.kv_a_norm, eps)
+    });
+    stages.put_rows(Stage::MlaLatent, &mut latent);
     let mut k_rope = Rows::empty(rope);
     for (token, c) in compressed.iter().enumerate() {
-        let shared = formulas.shared_key(c, kv_lora);
-        k_rope.push(&formulas.positioned(&shared, position + token));
+        let shared = (formulas.shared_key)(c, kv_lora);
+        k_rope.push(&(formulas.positioned)(&shared, position + token));
     }
-    stages.put(Stage::MlaKRope, &[tokens, rope], &mut k_rope.values);
+    stages.put_rows(Stage::MlaKRope, &mut k_rope);
     let key_value = weights.kv_b.apply(&latent);
     MlaCache {
         latent,
@@ -206,20 +209,20 @@ fn entries(
 /// One query head over the cached positions it sees; gives \[v\].
 fn attend(pass: &Pass<'_>, q: &[f64], head: usize, position: usize, cache: &MlaCache) -> Vec<f64> {
     let (formulas, w) = (pass.formulas, MlaWidths::new(pass.config));
-    let (q_nope, q_rope) = formulas.split_query(q, head, w);
-    let q_rope = formulas.positioned(q_rope, position);
-    let scale = formulas.attention_scale(w);
+    let (q_nope, q_rope) = (formulas.split_query)(q, head, w);
+    let q_rope = (formulas.positioned)(q_rope, position);
+    let scale = (formulas.attention_scale)(w);
     let mut scores = Vec::new();
     let mut values: Vec<&[f64]> = Vec::new();
-    for key_position in (0..cache.positions()).filter(|key| formulas.sees(position, *key)) {
+    for key_position in (0..cache.positions()).filter(|key| (formulas.sees)(position, *key)) {
         let key_value = cache.key_value.row(key_position);
-        let (k_nope, value) = formulas.split_key_value(key_value, head, w);
+        let (k_nope, value) = (formulas.split_key_value)(key_value, head, w);
         let k_rope = cache.k_rope.row(key_position);
-        scores.push(formulas.attention_dot((q_nope, &q_rope), (k_nope, k_rope)) * scale);
+        scores.push((formulas.attention_dot)((q_nope, &q_rope), (k_nope, k_rope)) * scale);
         values.push(value);
     }
     let mut out = vec![0.0; w.value];
-    for (p, value) in formulas.attention_weights(&scores).iter().zip(values) {
+    for (p, value) in (formulas.attention_weights)(&scores).iter().zip(values) {
         for (out, v) in out.iter_mut().zip(value) {
             *out += p * v;
         }

@@ -1,6 +1,6 @@
 //! The f64 reference: slow, plain, and written to be read beside SPEC section 2.
 //!
-//! What is here: a reader of its own ([`reader`]), the formulas one by one ([`formulas`]), and the
+//! What is here: a reader of its own ([`reader`]), the formulas one by one ([`released`]), and the
 //! steps in their order ([`kda`], [`mla`], [`moe`], [`residual`], [`layer`], [`model`]). Why: the
 //! engine is judged by it, stage by stage, so it must owe the engine nothing. It shares with it
 //! the raw config fields, the stage names, and no arithmetic. All of it is f64.
@@ -9,8 +9,10 @@
 //! and infinity (they flow through to the logits; a NaN router score is never preferred over a
 //! number, and is chosen only where it comes first or nothing else is left).
 //!
-//! Wrong variants of it, the mutants, are types in [`mutants`]; nothing here switches on them.
+//! Wrong variants of it, the mutants, are tables of formulas ([`formulas`], [`mutants`]) with one
+//! entry replaced; nothing here switches on them.
 
+pub mod arithmetic;
 pub mod error;
 pub mod formulas;
 pub mod kda;
@@ -20,13 +22,16 @@ pub mod model;
 pub mod moe;
 pub mod mutants;
 pub mod reader;
+pub mod released;
 pub mod residual;
 pub mod rows;
+pub mod stage_hook;
 
 pub use error::ReferenceError;
-pub use formulas::{Formulas, Released};
+pub use formulas::{Formulas, RELEASED};
 pub use layer::{LayerState, LayerWeights, Pass};
 pub use model::{ClosingWeights, Logits, Model, Sequence};
 pub use reader::Reader;
 pub use residual::Residual;
 pub use rows::Rows;
+pub use stage_hook::{AsComputed, StageHook};

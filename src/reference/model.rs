@@ -4,11 +4,13 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::error::ReferenceError;
-use super::formulas::{Formulas, GROUP_COLUMNS, NormSite, Released};
-use super::layer::{LayerState, LayerWeights, Pass, Stages, load_fold};
+use super::formulas::{Formulas, NormSite, RELEASED};
+use super::layer::{LayerState, LayerWeights, Pass, load_fold};
 use super::reader::Reader;
+use super::released::GROUP_COLUMNS;
 use super::residual::{Residual, mix};
 use super::rows::{Matrix, Rows};
+use super::stage_hook::{AsComputed, StageHook, Stages};
 use crate::config::RawConfig;
 use crate::stages::{Stage, StageSink};
 
@@ -20,7 +22,7 @@ const EMBEDDING: &str = "language_model.model.embed_tokens.weight";
 pub struct Model {
     config: RawConfig,
     mla_norm_eps: f64,
-    formulas: &'static dyn Formulas,
+    formulas: Formulas,
     reader: Arc<Reader>,
     layers: Vec<LayerWeights>,
     closing: ClosingWeights,
@@ -71,6 +73,7 @@ pub struct Sequence<'m> {
     model: &'m Model,
     states: Vec<LayerState>,
     position: usize,
+    hook: &'m dyn StageHook,
 }
 
 impl Model {
@@ -84,7 +87,7 @@ impl Model {
         config: &RawConfig,
         mla_norm_eps: f64,
     ) -> Result<Self, ReferenceError> {
-        Self::open_with(folder, config, mla_norm_eps, &Released)
+        Self::open_with(folder, config, mla_norm_eps, &RELEASED)
     }
 
     /// Opens a checkpoint folder with other formulas: a mutant.
@@ -95,7 +98,7 @@ impl Model {
         folder: &Path,
         config: &RawConfig,
         mla_norm_eps: f64,
-        formulas: &'static dyn Formulas,
+        formulas: &Formulas,
     ) -> Result<Self, ReferenceError> {
         check_config(config)?;
         let reader = Arc::new(Reader::open(folder)?);
@@ -103,6 +106,7 @@ impl Model {
             config,
             mla_norm_eps,
             formulas,
+            hook: &AsComputed,
         };
         let table = [config.vocab_size, config.hidden_size];
         reader.check(EMBEDDING, safetensors::Dtype::BF16, &table)?;
@@ -113,7 +117,7 @@ impl Model {
             closing: ClosingWeights::load(&reader, config, formulas)?,
             config: config.clone(),
             mla_norm_eps,
-            formulas,
+            formulas: *formulas,
             reader,
             layers,
         })
@@ -128,6 +132,12 @@ impl Model {
     /// A new sequence: no token yet.
     #[must_use]
     pub fn sequence(&self) -> Sequence<'_> {
+        self.sequence_with(&AsComputed)
+    }
+
+    /// A new sequence whose stage values pass a hook before they are read.
+    #[must_use]
+    pub fn sequence_with<'m>(&'m self, hook: &'m dyn StageHook) -> Sequence<'m> {
         let states = self
             .layers
             .iter()
@@ -136,14 +146,7 @@ impl Model {
             model: self,
             states: states.collect(),
             position: 0,
-        }
-    }
-
-    fn pass(&self) -> Pass<'_> {
-        Pass {
-            config: &self.config,
-            mla_norm_eps: self.mla_norm_eps,
-            formulas: self.formulas,
+            hook,
         }
     }
 }
@@ -167,9 +170,14 @@ impl Sequence<'_> {
         sink: &mut dyn StageSink,
     ) -> Result<Logits, ReferenceError> {
         let model = self.model;
-        let pass = model.pass();
+        let pass = Pass {
+            config: &model.config,
+            mla_norm_eps: model.mla_norm_eps,
+            formulas: &model.formulas,
+            hook: self.hook,
+        };
         let mut embedding = embed(&model.reader, &pass, ids)?;
-        Stages::new(None, pass.formulas, sink).put_rows(Stage::Embed, &mut embedding);
+        Stages::new(None, pass.hook, sink).put_rows(Stage::Embed, &mut embedding);
         let mut residual = Residual::new(embedding);
         for (layer, state) in model.layers.iter().zip(&mut self.states) {
             layer.forward(&pass, &mut residual, self.position, state, sink)?;
@@ -187,14 +195,14 @@ impl ClosingWeights {
     pub fn load(
         reader: &Reader,
         config: &RawConfig,
-        formulas: &dyn Formulas,
+        formulas: &Formulas,
     ) -> Result<Self, ReferenceError> {
         let (width, vocabulary) = (config.hidden_size, config.vocab_size);
         let mixer = "language_model.model.output_attn_res";
         Ok(Self {
             output_fold: load_fold(reader, formulas, mixer, width)?,
             norm: reader.bf16_vector("language_model.model.norm.weight", &[width])?,
-            head: reader.bf16_matrix(formulas.head_tensor(), vocabulary, width)?,
+            head: reader.bf16_matrix((formulas.head_tensor)(), vocabulary, width)?,
         })
     }
 
@@ -206,16 +214,16 @@ impl ClosingWeights {
         sink: &mut dyn StageSink,
     ) -> Logits {
         let formulas = pass.formulas;
-        let mut stages = Stages::new(None, formulas, sink);
-        let banks = formulas.banks_before_output(&residual.banks);
+        let mut stages = Stages::new(None, pass.hook, sink);
+        let banks = (formulas.banks_before_output)(&residual.banks);
         let fold = &self.output_fold;
         let mut h = mix(pass, NormSite::OutputMix, banks, &residual.sum, fold);
         stages.put_rows(Stage::FinalMix, &mut h);
         let normed = pass.norm(NormSite::Final, &h, &self.norm);
-        let mut normed = formulas.head_input(&h, normed);
+        let mut normed = (formulas.head_input)(&h, normed);
         stages.put_rows(Stage::FinalNorm, &mut normed);
         let vocabulary = self.head.rows();
-        let row = |logit| formulas.head_row(logit, vocabulary);
+        let row = |logit| (formulas.head_row)(logit, vocabulary);
         let mut logits = self.head.apply_rows(&normed, row);
         stages.put_rows(Stage::Logits, &mut logits);
         Logits {
@@ -244,10 +252,12 @@ pub fn embed(reader: &Reader, pass: &Pass<'_>, ids: &[u32]) -> Result<Rows, Refe
             });
         }
     }
+    let scale = (pass.formulas.embedding_scale)(width);
     let mut rows = Rows::empty(width);
     for id in ids {
-        let row = pass.formulas.embedding_row(*id as usize, vocabulary);
-        rows.push(&reader.bf16_matrix_row(EMBEDDING, [vocabulary, width], row)?);
+        let row = (pass.formulas.embedding_row)(*id as usize, vocabulary);
+        let row = reader.bf16_matrix_row(EMBEDDING, [vocabulary, width], row)?;
+        rows.push(&row.iter().map(|v| v * scale).collect::<Vec<f64>>());
     }
     Ok(rows)
 }

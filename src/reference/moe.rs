@@ -8,10 +8,12 @@ use std::sync::Arc;
 use safetensors::Dtype;
 
 use super::error::ReferenceError;
-use super::formulas::{Formulas, GROUP_COLUMNS, NormSite};
-use super::layer::{Pass, Stages};
+use super::formulas::{Formulas, NormSite};
+use super::layer::Pass;
 use super::reader::Reader;
+use super::released::GROUP_COLUMNS;
 use super::rows::{Matrix, Rows, add};
+use super::stage_hook::Stages;
 use crate::config::RawConfig;
 use crate::stages::Stage;
 
@@ -132,7 +134,7 @@ impl MoeWeights {
     /// A read fails, or a scale byte is 255 (clause Q4).
     pub fn expert(
         &self,
-        formulas: &dyn Formulas,
+        formulas: &Formulas,
         expert: usize,
     ) -> Result<ExpertWeights, ReferenceError> {
         self.experts.load(formulas, expert)
@@ -169,11 +171,7 @@ impl ExpertSource {
         Ok(())
     }
 
-    fn load(
-        &self,
-        formulas: &dyn Formulas,
-        expert: usize,
-    ) -> Result<ExpertWeights, ReferenceError> {
+    fn load(&self, formulas: &Formulas, expert: usize) -> Result<ExpertWeights, ReferenceError> {
         let mut decoded = Vec::with_capacity(3);
         for (matrix, rows, columns) in self.matrices() {
             let (packed, scale) = self.names(expert, matrix);
@@ -203,18 +201,34 @@ impl ExpertSource {
 /// # Errors
 /// Row and group of the first scale byte 255.
 pub fn decode_mxfp4(
-    formulas: &dyn Formulas,
+    formulas: &Formulas,
     columns: usize,
     packed: &[u8],
     scales: &[u8],
 ) -> Result<Vec<f64>, (usize, usize)> {
+    let (row_bytes, groups) = (columns / 2, columns / GROUP_COLUMNS);
+    let codes: [f64; 16] = std::array::from_fn(|code| (formulas.e2m1)(code as u8));
+    let column_of = |index| (formulas.nibble_columns)(index, row_bytes);
+    let columns_of_byte: Vec<[usize; 2]> = (0..row_bytes).map(column_of).collect();
+    let group_of = |column| (formulas.scale_group)(column, groups);
+    let group_of_column: Vec<usize> = (0..columns).map(group_of).collect();
+
     let mut values = vec![0.0; packed.len() * 2];
-    let packed = packed.chunks_exact(columns / 2);
-    let scales = scales.chunks_exact(columns / GROUP_COLUMNS);
-    let rows = values.chunks_exact_mut(columns).zip(packed.zip(scales));
-    for (index, (row, (packed, scales))) in rows.enumerate() {
-        let decoded = formulas.decode_row(packed, scales, row);
-        decoded.map_err(|group| (index, group))?;
+    let stored = packed
+        .chunks_exact(row_bytes)
+        .zip(scales.chunks_exact(groups));
+    for (row, (packed, scales)) in stored.enumerate() {
+        let factor = |(group, byte): (usize, &u8)| (formulas.scale)(*byte).ok_or((row, group));
+        let factors: Vec<f64> = scales
+            .iter()
+            .enumerate()
+            .map(factor)
+            .collect::<Result<_, _>>()?;
+        let values = &mut values[row * columns..][..columns];
+        for (byte, [low, high]) in packed.iter().zip(&columns_of_byte) {
+            values[*low] = codes[usize::from(byte & 15)] * factors[group_of_column[*low]];
+            values[*high] = codes[usize::from(byte >> 4)] * factors[group_of_column[*high]];
+        }
     }
     Ok(values)
 }
@@ -225,7 +239,7 @@ pub fn gated_mlp(pass: &Pass<'_>, [gate, up, down]: [&Matrix; 3], x: &Rows) -> R
     let linear_beta = pass.config.activation_situ_linear_beta;
     let mut inner = gate.apply(x);
     for (gate, up) in inner.values.iter_mut().zip(up.apply(x).values) {
-        *gate = pass.formulas.situ(*gate, up, beta, linear_beta);
+        *gate = (pass.formulas.situ)(*gate, up, beta, linear_beta);
     }
     down.apply(&inner)
 }
@@ -242,54 +256,61 @@ pub fn moe(
     mixed: &Rows,
     stages: &mut Stages<'_>,
 ) -> Result<Rows, ReferenceError> {
-    let (formulas, tokens) = (pass.formulas, x.count());
-    let (top_k, latent) = (pass.config.num_experts_per_token, weights.norm.len());
+    let (formulas, latent) = (pass.formulas, weights.norm.len());
 
     // router, on the full width
-    let logits = weights
-        .router
-        .apply(&formulas.router_input(x, mixed, weights));
-    let mut scores = logits.map(logits.width, |logits| formulas.router_scores(logits));
-    stages.put(
-        Stage::RouterScores,
-        &[tokens, scores.width],
-        &mut scores.values,
-    );
-    let route = |scores: &[f64]| formulas.select(scores, &weights.bias, top_k);
-    let mut chosen: Vec<Vec<usize>> = scores.iter().map(route).collect();
-    put_ids(&mut chosen, stages);
-    let mut routing = Vec::new();
-    for (scores, chosen) in scores.iter().zip(&chosen) {
-        routing.push(formulas.routing_weights(scores, &weights.bias, chosen, pass.config));
-    }
-    put_weights(&mut routing, stages);
+    let router_input = (formulas.router_input)(x, mixed, weights);
+    let (chosen, routing) = route(pass, weights, &router_input, stages);
 
     // the chosen experts on the latent; the norm is on their weighted sum
     let mut z = weights.down.apply(x);
-    stages.put(Stage::MoeLatent, &[tokens, latent], &mut z.values);
-    let outputs = expert_outputs(pass, weights, &formulas.expert_input(x, &z), &chosen)?;
+    stages.put_rows(Stage::MoeLatent, &mut z);
+    let outputs = expert_outputs(pass, weights, &(formulas.expert_input)(x, &z), &chosen)?;
     let eps = pass.norm_eps(NormSite::Latent);
     let mut sum = Rows::empty(latent);
     for (outputs, routing) in outputs.into_iter().zip(&routing) {
-        let share = |output| formulas.expert_share(output, &weights.norm, eps);
+        let share = |output| (formulas.expert_share)(output, &weights.norm, eps);
         let shares: Vec<Vec<f64>> = outputs.into_iter().map(share).collect();
-        sum.push(&formulas.combine(&shares, routing, latent));
+        sum.push(&(formulas.combine)(&shares, routing, latent));
     }
-    stages.put(Stage::MoeSum, &[tokens, latent], &mut sum.values);
-    let normed = sum.map(latent, |sum| formulas.norm_of_sum(sum, &weights.norm, eps));
-    let routed = formulas.project_up(&weights.up, &normed);
+    stages.put_rows(Stage::MoeSum, &mut sum);
+    let norm = |sum: &[f64]| (formulas.norm_of_sum)(formulas, sum, &weights.norm, eps);
+    let normed = sum.map(latent, norm);
+    let routed = (formulas.project_up)(&weights.up, &normed);
 
     // the shared MLP on the full width, unweighted
     let shared = &weights.shared;
-    let shared_input = formulas.shared_input(x, mixed, weights);
+    let shared_input = (formulas.shared_input)(x, mixed, weights);
     let roles = [&shared.gate, &shared.up, &shared.down];
     let mut shared = gated_mlp(pass, roles, &shared_input);
-    stages.put(Stage::MoeShared, &[tokens, x.width], &mut shared.values);
+    stages.put_rows(Stage::MoeShared, &mut shared);
     for (token, routing) in routing.iter().enumerate() {
-        let weight = formulas.shared_weight(routing);
+        let weight = (formulas.shared_weight)(routing);
         shared.row_mut(token).iter_mut().for_each(|v| *v *= weight);
     }
     Ok(add(&routed, &shared))
+}
+
+/// The chosen experts of each token, ascending, and their weights in the same order.
+fn route(
+    pass: &Pass<'_>,
+    weights: &MoeWeights,
+    input: &Rows,
+    stages: &mut Stages<'_>,
+) -> (Vec<Vec<usize>>, Vec<Vec<f64>>) {
+    let (formulas, bias, config) = (pass.formulas, &weights.bias, pass.config);
+    let logits = weights.router.apply(input);
+    let mut scores = logits.map(logits.width, formulas.router_scores);
+    stages.put_rows(Stage::RouterScores, &mut scores);
+    let select = |scores| (formulas.select)(scores, bias, config.num_experts_per_token);
+    let mut chosen: Vec<Vec<usize>> = scores.iter().map(select).collect();
+    stages.put_ids(Stage::RouterIds, &mut chosen);
+    let mut routing = Vec::new();
+    for (scores, chosen) in scores.iter().zip(&chosen) {
+        routing.push((formulas.routing_weights)(scores, bias, chosen, config));
+    }
+    put_weights(&mut routing, stages);
+    (chosen, routing)
 }
 
 /// The outputs \[L\] of each token's chosen experts, in the order of its ids. Experts are taken in
@@ -312,27 +333,18 @@ fn expert_outputs(
         if places.is_empty() {
             continue;
         }
-        let id = pass.formulas.expert_id(expert, pass.config.num_experts);
+        let id = (pass.formulas.expert_id)(expert, pass.config.num_experts);
         let decoded = weights.expert(pass.formulas, id)?;
         let mut inputs = Rows::empty(z.width);
         for (token, _) in &places {
             inputs.push(z.row(*token));
         }
-        let out = gated_mlp(pass, pass.formulas.expert_roles(&decoded), &inputs);
+        let out = gated_mlp(pass, (pass.formulas.expert_roles)(&decoded), &inputs);
         for ((token, slot), row) in places.into_iter().zip(out.iter()) {
             outputs[token][slot] = row.to_vec();
         }
     }
     Ok(outputs)
-}
-
-/// The chosen ids as a stage \[T, k\].
-fn put_ids(chosen: &mut [Vec<usize>], stages: &mut Stages<'_>) {
-    stages.keep_ids(Stage::RouterIds, chosen);
-    let shape = [chosen.len(), chosen.first().map_or(0, Vec::len)];
-    // Expert counts fit i32 by far.
-    let ids: Vec<i32> = chosen.iter().flatten().map(|id| *id as i32).collect();
-    stages.put_ids(Stage::RouterIds, &shape, &ids);
 }
 
 /// The routing weights as a stage \[T, k\].

@@ -1,6 +1,7 @@
 //! The attention-residual mix (SPEC section 2, clauses R1 to R3).
 
-use super::formulas::{NormSite, weighted_sum};
+use super::arithmetic::weighted_sum;
+use super::formulas::NormSite;
 use super::layer::Pass;
 use super::rows::Rows;
 
@@ -32,10 +33,10 @@ pub fn mix(pass: &Pass<'_>, site: NormSite, banks: &[Rows], sum: &Rows, fold: &[
     let mut out = Rows::empty(sum.width);
     for (token, sum) in sum.iter().enumerate() {
         let banks: Vec<&[f64]> = banks.iter().map(|bank| bank.row(token)).collect();
-        let sources = formulas.mix_sources(&banks, sum);
-        let score = |source: &&[f64]| formulas.mix_score(site, source, fold, eps);
-        let weights = formulas.mix_weights(&sources.iter().map(score).collect::<Vec<f64>>());
-        let value = |source: &&[f64]| formulas.mix_value(site, source, eps);
+        let sources = (formulas.mix_sources)(&banks, sum);
+        let score = |source: &&[f64]| (formulas.mix_score)(formulas, site, source, fold, eps);
+        let weights = (formulas.mix_weights)(&sources.iter().map(score).collect::<Vec<f64>>());
+        let value = |source: &&[f64]| (formulas.mix_value)(site, source, eps);
         let values: Vec<Vec<f64>> = sources.iter().map(value).collect();
         out.push(&weighted_sum(&values, &weights, sum.len()));
     }

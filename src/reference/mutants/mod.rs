@@ -1,10 +1,11 @@
 //! Wrong variants of the reference: each a mistake that a real engine could make.
 //!
-//! A mutant overrides one formula (or the few that one mistake touches) and is run through the
-//! same forward pass. A gate that cannot tell any mutant from the reference proves nothing about
-//! the clause. Deliberately not here: mistakes that change no number (the order of the mix's
-//! sources, a mix of one source, the 1e-20 of the renormalisation), and mistakes of the engine's
-//! own arithmetic (order of sums, rounding points), which have mutants of their own.
+//! A mutant is the table of formulas with one entry replaced (or the few that one mistake
+//! touches), run through the same forward pass. A gate that cannot tell any mutant from the
+//! reference proves nothing about the clause. Deliberately not here: mistakes that change no
+//! number (the order of the mix's sources, a mix of one source, the 1e-20 of the renormalisation),
+//! and mistakes of the engine's own arithmetic (order of sums, rounding points), which have mutants
+//! of their own.
 
 use super::formulas::Formulas;
 
@@ -18,34 +19,26 @@ pub struct ReferenceMutant {
     /// The mistake, as one sentence without a full stop.
     pub what: &'static str,
     /// The formulas with the mistake in them, for [`super::Model::open_with`].
-    pub formulas: &'static dyn Formulas,
+    pub formulas: Formulas,
 }
 
-/// Declares the mutants of one area: `Name "id" [clauses] "what" { overridden methods }`, and the
-/// list `ALL` of them.
-macro_rules! mutants {
-    ($($name:ident $id:literal [$($clause:ident)+] $what:literal { $($body:tt)* })+) => {
-        $(
-            #[doc = $what]
-            #[derive(Debug)]
-            struct $name;
-
-            impl Formulas for $name {
-                $($body)*
-            }
-        )+
-
-        /// The mutants of this area.
-        pub(super) const ALL: &[ReferenceMutant] = &[$(ReferenceMutant {
-            id: $id,
-            clauses: &[$(stringify!($clause)),+],
-            what: $what,
-            formulas: &$name,
-        }),+];
-    };
+/// A row of an area's list.
+const fn mutant(
+    id: &'static str,
+    clauses: &'static [&'static str],
+    what: &'static str,
+    formulas: Formulas,
+) -> ReferenceMutant {
+    ReferenceMutant {
+        id,
+        clauses,
+        what,
+        formulas,
+    }
 }
 
 mod kda;
+mod kda_decay;
 mod kda_recurrence;
 mod mla;
 mod model;
@@ -53,19 +46,22 @@ mod moe;
 mod mxfp4;
 mod norms;
 mod residual;
+mod router;
 
 /// Every mutant of the reference, by area in the order of the forward pass.
 #[must_use]
 pub fn mutants() -> Vec<ReferenceMutant> {
-    let areas: [&[ReferenceMutant]; 10] = [
+    let areas: [&[ReferenceMutant]; 12] = [
         model::ALL,
         norms::ALL,
         norms::EPS_SLIPS,
         norms::ONE_PLACE,
         residual::ALL,
         kda::ALL,
+        kda_decay::ALL,
         kda_recurrence::ALL,
         mla::ALL,
+        router::ALL,
         moe::ALL,
         mxfp4::ALL,
     ];
@@ -76,6 +72,8 @@ pub fn mutants() -> Vec<ReferenceMutant> {
 mod tests {
     use std::collections::BTreeSet;
 
+    use super::super::formulas::RELEASED;
+    use super::super::moe::decode_mxfp4;
     use super::*;
 
     /// A clause without a mutant is a clause that no gate is known to see.
@@ -115,5 +113,25 @@ mod tests {
                 mutant.id
             );
         }
+    }
+
+    fn formulas(id: &str) -> Formulas {
+        mutants().into_iter().find(|m| m.id == id).unwrap().formulas
+    }
+
+    /// Two mistakes that logits show rarely or never, seen in the formula itself: a tie, and a
+    /// scale byte of 0, whose 2^−127 no sum of a forward pass can feel.
+    #[test]
+    fn mistakes_that_logits_hardly_show() {
+        let (scores, bias) = ([0.25, 0.5, 0.5, 0.5], [0.0; 4]);
+        assert_eq!((RELEASED.select)(&scores, &bias, 2), [1, 2]);
+        assert_eq!(
+            (formulas("router-ties-to-higher").select)(&scores, &bias, 2),
+            [2, 3]
+        );
+        let (packed, scales) = ([0x22; 16], [0]);
+        let decoded = |f: &Formulas| decode_mxfp4(f, 32, &packed, &scales).unwrap();
+        assert_eq!(decoded(&RELEASED), [2f64.powi(-127); 32]);
+        assert_eq!(decoded(&formulas("mxfp4-scale-zero-flushed")), [0.0; 32]);
     }
 }

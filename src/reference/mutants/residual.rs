@@ -1,207 +1,275 @@
 //! Mutants of the residual mixes and the banks (clauses R1 to R7).
 
-use super::super::formulas::{Folds, Formulas, NormSite, Released, sigmoid};
-use super::super::rows::{Rows, add, dot};
-use super::ReferenceMutant;
+use super::super::arithmetic::sigmoid;
+use super::super::formulas::{Formulas, RELEASED};
+use super::super::released;
+use super::super::rows::{add, dot};
+use super::{ReferenceMutant, mutant};
 
-mutants! {
-    OldestBankLost "mix-oldest-bank-lost" [R1]
-    "the oldest bank is no source once there are two" {
-        fn mix_sources<'a>(&self, banks: &[&'a [f64]], sum: &'a [f64]) -> Vec<&'a [f64]> {
-            Released.mix_sources(&banks[usize::from(banks.len() > 1)..], sum)
-        }
-    }
-
-    NewestBankLost "mix-newest-bank-lost" [R1]
-    "the newest bank is no source once there are two" {
-        fn mix_sources<'a>(&self, banks: &[&'a [f64]], sum: &'a [f64]) -> Vec<&'a [f64]> {
-            let kept = banks.len() - usize::from(banks.len() > 1);
-            Released.mix_sources(&banks[..kept], sum)
-        }
-    }
-
-    SumNoSource "mix-sum-left-out" [R1]
-    "the running sum is no source of the mix" {
-        fn mix_sources<'a>(&self, banks: &[&'a [f64]], _sum: &'a [f64]) -> Vec<&'a [f64]> {
-            banks.to_vec()
-        }
-    }
-
-    SumAddedAfter "mix-sum-added" [R1]
-    "the mix weights are those of a softmax, but the running sum is taken whole" {
-        fn mix_weights(&self, scores: &[f64]) -> Vec<f64> {
-            let mut weights = Released.mix_weights(scores);
-            weights.splice(scores.len() - 1.., [1.0]);
-            weights
-        }
-    }
-
-    UniformMix "mix-uniform" [R1]
-    "the sources are averaged" {
-        fn mix_weights(&self, scores: &[f64]) -> Vec<f64> {
-            vec![1.0 / scores.len() as f64; scores.len()]
-        }
-    }
-
-    SigmoidMix "mix-sigmoid" [R1]
-    "each source is weighted by a logistic of its own instead of a softmax" {
-        fn mix_weights(&self, scores: &[f64]) -> Vec<f64> {
-            scores.iter().map(|s| sigmoid(*s)).collect()
-        }
-    }
-
-    RawKeys "mix-keys-raw" [R2]
-    "the scores are taken from the raw sources" {
-        fn mix_score(&self, _site: NormSite, source: &[f64], fold: &[f64], _eps: f64) -> f64 {
-            dot(source, fold)
-        }
-    }
-
-    NormedValues "mix-values-normed" [R2]
-    "the normed sources are mixed instead of the raw ones" {
-        fn mix_value(&self, site: NormSite, source: &[f64], eps: f64) -> Vec<f64> {
-            self.normalise(site, source, eps)
-        }
-    }
-
-    ScaledScores "mix-scores-scaled" [R2]
-    "the scores are divided by the root of the width, as in attention" {
-        fn mix_score(&self, site: NormSite, source: &[f64], fold: &[f64], eps: f64) -> f64 {
-            let score = Released.mix_score(site, source, fold, eps);
-            score / (source.len() as f64).sqrt()
-        }
-    }
-
-    MlpFoldForAttention "mix-mlp-fold-for-attention" [R3]
-    "the attention-side mix uses the MLP mixer's weights" {
-        fn fold_of<'a>(&self, _site: NormSite, folds: Folds<'a>) -> Option<&'a [f64]> {
-            Some(folds.mlp)
-        }
-    }
-
-    AttentionFoldForMlp "mix-attention-fold-for-mlp" [R3]
-    "the MLP-side mix uses the attention mixer's weights" {
-        fn fold_of<'a>(&self, _site: NormSite, folds: Folds<'a>) -> Option<&'a [f64]> {
-            folds.attention.or(Some(folds.mlp))
-        }
-    }
-
-    NormWeightNotFolded "mix-norm-weight-dropped" [R3]
-    "the mixer's norm weight is not folded into its projection" {
-        fn fold(&self, _norm: &[f64], proj: &[f64]) -> Vec<f64> {
-            proj.to_vec()
-        }
-    }
-
-    ProjectionDropped "mix-projection-dropped" [R3]
-    "the mixer's norm weight is used without its projection" {
-        fn fold(&self, norm: &[f64], _proj: &[f64]) -> Vec<f64> {
-            norm.to_vec()
-        }
-    }
-
-    NoMixAtBlockStart "mix-attention-skipped-at-block-start" [R4]
-    "the attention-side mix is left out in every layer that opens a block" {
-        fn mixes_before_attention(&self, index: usize, block: usize, banks: usize) -> bool {
-            banks > 0 && !index.is_multiple_of(block)
-        }
-    }
-
-    NoMixInFirstBlock "mix-attention-skipped-in-first-block" [R4]
-    "the attention-side mix begins with the second bank" {
-        fn mixes_before_attention(&self, _index: usize, _block: usize, banks: usize) -> bool {
-            banks > 1
-        }
-    }
-
-    NoAttentionMix "mix-attention-skipped" [R4]
-    "attention reads the running sum and never a mix" {
-        fn mixes_before_attention(&self, _index: usize, _block: usize, _banks: usize) -> bool {
-            false
-        }
-    }
-
-    MixedSumBanked "bank-mixed-sum" [R5]
-    "the mix is banked instead of the running sum" {
-        fn banked(&self, _sum: &Rows, mixed: &Rows) -> Rows {
-            mixed.clone()
-        }
-    }
-
-    BlockOffByOne "bank-block-off-by-one" [R5]
-    "a bank is pushed in the layer before the block's first" {
-        fn opens_block(&self, index: usize, block: usize) -> bool {
-            index == 0 || (index + 1).is_multiple_of(block)
-        }
-    }
-
-    BlockAfter "bank-block-one-late" [R5]
-    "after the first, a bank is pushed one layer too late" {
-        fn opens_block(&self, index: usize, block: usize) -> bool {
-            index == 0 || (index > 1 && index % block == 1)
-        }
-    }
-
-    LiteralBlock "bank-block-literal" [R5]
-    "the released block of 12 stands in the code" {
-        fn opens_block(&self, index: usize, _block: usize) -> bool {
-            index.is_multiple_of(12)
-        }
-    }
-
-    OneBankOnly "bank-embedding-only" [R5]
-    "only the embedding is banked" {
-        fn opens_block(&self, index: usize, _block: usize) -> bool {
-            index == 0
-        }
-    }
-
-    BankEveryLayer "bank-every-layer" [R5]
-    "every layer pushes a bank" {
-        fn opens_block(&self, _index: usize, _block: usize) -> bool {
-            true
-        }
-    }
-
-    SumNotCleared "sum-not-restarted" [R6]
-    "the sum goes on after it was banked" {
-        fn sum_after_attention(&self, _opens_block: bool, sum: &Rows, attention: &Rows) -> Rows {
-            add(sum, attention)
-        }
-    }
-
-    SumAlwaysCleared "sum-restarted-in-every-layer" [R6]
-    "the sum restarts from the attention output in every layer" {
-        fn sum_after_attention(&self, _opens_block: bool, _sum: &Rows, attention: &Rows) -> Rows {
-            attention.clone()
-        }
-    }
-
-    OldBanksForMlp "mix-mlp-old-banks" [R7]
-    "the MLP-side mix of the layer that pushes a bank does not see it" {
-        fn banks_before_mlp<'a>(&self, opens_block: bool, banks: &'a [Rows]) -> &'a [Rows] {
-            &banks[..banks.len() - usize::from(opens_block)]
-        }
-    }
-
-    NoMlpMix "mix-mlp-skipped" [R7]
-    "the MLP reads the running sum and never a mix" {
-        fn banks_before_mlp<'a>(&self, _opens_block: bool, banks: &'a [Rows]) -> &'a [Rows] {
-            &banks[..0]
-        }
-    }
-
-    NoOutputMix "mix-output-skipped" [R7]
-    "the final norm reads the running sum of the last layer" {
-        fn banks_before_output<'a>(&self, banks: &'a [Rows]) -> &'a [Rows] {
-            &banks[..0]
-        }
-    }
-
-    OutputMixOldBanks "mix-output-newest-bank-lost" [R7]
-    "the output mix does not see the newest bank" {
-        fn banks_before_output<'a>(&self, banks: &'a [Rows]) -> &'a [Rows] {
-            &banks[..banks.len() - 1]
-        }
-    }
-}
+/// The mutants of this area.
+pub(super) const ALL: &[ReferenceMutant] = &[
+    mutant(
+        "mix-oldest-bank-lost",
+        &["R1"],
+        "the oldest bank is no source once there are two",
+        Formulas {
+            mix_sources: |banks, sum| {
+                released::mix_sources(&banks[usize::from(banks.len() > 1)..], sum)
+            },
+            ..RELEASED
+        },
+    ),
+    mutant(
+        "mix-newest-bank-lost",
+        &["R1"],
+        "the newest bank is no source once there are two",
+        Formulas {
+            mix_sources: |banks, sum| {
+                let kept = banks.len() - usize::from(banks.len() > 1);
+                released::mix_sources(&banks[..kept], sum)
+            },
+            ..RELEASED
+        },
+    ),
+    mutant(
+        "mix-sum-left-out",
+        &["R1"],
+        "the running sum is no source of the mix",
+        Formulas {
+            mix_sources: |banks, _| banks.to_vec(),
+            ..RELEASED
+        },
+    ),
+    mutant(
+        "mix-sum-added",
+        &["R1"],
+        "the mix weights are those of a softmax, but the running sum is taken whole",
+        Formulas {
+            mix_weights: |scores| {
+                let mut weights = released::mix_weights(scores);
+                weights.splice(scores.len() - 1.., [1.0]);
+                weights
+            },
+            ..RELEASED
+        },
+    ),
+    mutant(
+        "mix-uniform",
+        &["R1"],
+        "the sources are averaged",
+        Formulas {
+            mix_weights: |scores| vec![1.0 / scores.len() as f64; scores.len()],
+            ..RELEASED
+        },
+    ),
+    mutant(
+        "mix-sigmoid",
+        &["R1"],
+        "each source is weighted by a logistic of its own instead of a softmax",
+        Formulas {
+            mix_weights: |scores| scores.iter().map(|s| sigmoid(*s)).collect(),
+            ..RELEASED
+        },
+    ),
+    mutant(
+        "mix-keys-raw",
+        &["R2"],
+        "the scores are taken from the raw sources",
+        Formulas {
+            mix_score: |_, _, source, fold, _| dot(source, fold),
+            ..RELEASED
+        },
+    ),
+    mutant(
+        "mix-values-normed",
+        &["R2"],
+        "the normed sources are mixed instead of the raw ones",
+        Formulas {
+            mix_value: |site, source, eps| released::normalise(site, source, eps),
+            ..RELEASED
+        },
+    ),
+    mutant(
+        "mix-scores-scaled",
+        &["R2"],
+        "the scores are divided by the root of the width, as in attention",
+        Formulas {
+            mix_score: |formulas, site, source, fold, eps| {
+                let score = released::mix_score(formulas, site, source, fold, eps);
+                score / (source.len() as f64).sqrt()
+            },
+            ..RELEASED
+        },
+    ),
+    mutant(
+        "mix-mlp-fold-for-attention",
+        &["R3"],
+        "the attention-side mix uses the MLP mixer's weights",
+        Formulas {
+            fold_of: |_, folds| Some(folds.mlp),
+            ..RELEASED
+        },
+    ),
+    mutant(
+        "mix-attention-fold-for-mlp",
+        &["R3"],
+        "the MLP-side mix uses the attention mixer's weights",
+        Formulas {
+            fold_of: |_, folds| folds.attention.or(Some(folds.mlp)),
+            ..RELEASED
+        },
+    ),
+    mutant(
+        "mix-norm-weight-dropped",
+        &["R3"],
+        "the mixer's norm weight is not folded into its projection",
+        Formulas {
+            fold: |_, proj| proj.to_vec(),
+            ..RELEASED
+        },
+    ),
+    mutant(
+        "mix-projection-dropped",
+        &["R3"],
+        "the mixer's norm weight is used without its projection",
+        Formulas {
+            fold: |norm, _| norm.to_vec(),
+            ..RELEASED
+        },
+    ),
+    mutant(
+        "mix-attention-skipped-at-block-start",
+        &["R4"],
+        "the attention-side mix is left out in every layer that opens a block",
+        Formulas {
+            mixes_before_attention: |index, block, banks| banks > 0 && !index.is_multiple_of(block),
+            ..RELEASED
+        },
+    ),
+    mutant(
+        "mix-attention-skipped-in-first-block",
+        &["R4"],
+        "the attention-side mix begins with the second bank",
+        Formulas {
+            mixes_before_attention: |_, _, banks| banks > 1,
+            ..RELEASED
+        },
+    ),
+    mutant(
+        "mix-attention-skipped",
+        &["R4"],
+        "attention reads the running sum and never a mix",
+        Formulas {
+            mixes_before_attention: |_, _, _| false,
+            ..RELEASED
+        },
+    ),
+    mutant(
+        "bank-mixed-sum",
+        &["R5"],
+        "the mix is banked instead of the running sum",
+        Formulas {
+            banked: |_, mixed| mixed.clone(),
+            ..RELEASED
+        },
+    ),
+    mutant(
+        "bank-block-off-by-one",
+        &["R5"],
+        "a bank is pushed in the layer before the block's first",
+        Formulas {
+            opens_block: |index, block| index == 0 || (index + 1).is_multiple_of(block),
+            ..RELEASED
+        },
+    ),
+    mutant(
+        "bank-block-one-late",
+        &["R5"],
+        "after the first, a bank is pushed one layer too late",
+        Formulas {
+            opens_block: |index, block| index == 0 || (index > 1 && index % block == 1),
+            ..RELEASED
+        },
+    ),
+    mutant(
+        "bank-block-literal",
+        &["R5"],
+        "the released block of 12 stands in the code",
+        Formulas {
+            opens_block: |index, _| index.is_multiple_of(12),
+            ..RELEASED
+        },
+    ),
+    mutant(
+        "bank-embedding-only",
+        &["R5"],
+        "only the embedding is banked",
+        Formulas {
+            opens_block: |index, _| index == 0,
+            ..RELEASED
+        },
+    ),
+    mutant(
+        "bank-every-layer",
+        &["R5"],
+        "every layer pushes a bank",
+        Formulas {
+            opens_block: |_, _| true,
+            ..RELEASED
+        },
+    ),
+    mutant(
+        "sum-not-restarted",
+        &["R6"],
+        "the sum goes on after it was banked",
+        Formulas {
+            sum_after_attention: |_, sum, attention| add(sum, attention),
+            ..RELEASED
+        },
+    ),
+    mutant(
+        "sum-restarted-in-every-layer",
+        &["R6"],
+        "the sum restarts from the attention output in every layer",
+        Formulas {
+            sum_after_attention: |_, _, attention| attention.clone(),
+            ..RELEASED
+        },
+    ),
+    mutant(
+        "mix-mlp-old-banks",
+        &["R7"],
+        "the MLP-side mix of the layer that pushes a bank does not see it",
+        Formulas {
+            banks_before_mlp: |opens_block, banks| &banks[..banks.len() - usize::from(opens_block)],
+            ..RELEASED
+        },
+    ),
+    mutant(
+        "mix-mlp-skipped",
+        &["R7"],
+        "the MLP reads the running sum and never a mix",
+        Formulas {
+            banks_before_mlp: |_, banks| &banks[..0],
+            ..RELEASED
+        },
+    ),
+    mutant(
+        "mix-output-skipped",
+        &["R7"],
+        "the final norm reads the running sum of the last layer",
+        Formulas {
+            banks_before_output: |banks| &banks[..0],
+            ..RELEASED
+        },
+    ),
+    mutant(
+        "mix-output-newest-bank-lost",
+        &["R7"],
+        "the output mix does not see the newest bank",
+        Formulas {
+            banks_before_output: |banks| &banks[..banks.len() - 1],
+            ..RELEASED
+        },
+    ),
+];

@@ -1,11 +1,15 @@
 //! The subjects that ship: the reference, and its mutants.
 
+mod reference_kernels;
+
+use std::collections::BTreeMap;
 use std::path::Path;
 
+use super::kernels::Tensors;
 use super::kill_matrix::Mutant;
 use super::subject::{Logits, Precision, Sequence, Subject, SubjectError, SubjectSource};
 use crate::config::RawConfig;
-use crate::reference::{self, Formulas, ReferenceError, Released};
+use crate::reference::{self, Formulas, RELEASED, ReferenceError};
 use crate::stages::StageSink;
 
 /// The subjects of the ladder, in the order of its rows.
@@ -13,7 +17,7 @@ use crate::stages::StageSink;
 pub fn shipped() -> Vec<Box<dyn SubjectSource>> {
     vec![Box::new(ReferenceSource {
         name: "reference".to_owned(),
-        formulas: &Released,
+        formulas: RELEASED,
     })]
 }
 
@@ -51,7 +55,7 @@ pub fn mutants() -> Vec<Mutant> {
 /// The f64 reference under some formulas.
 struct ReferenceSource {
     name: String,
-    formulas: &'static dyn Formulas,
+    formulas: Formulas,
 }
 
 impl SubjectSource for ReferenceSource {
@@ -69,9 +73,18 @@ impl SubjectSource for ReferenceSource {
         config: &RawConfig,
         mla_norm_eps: f64,
     ) -> Result<Box<dyn Subject>, SubjectError> {
-        let model = reference::Model::open_with(model_dir, config, mla_norm_eps, self.formulas)
+        let model = reference::Model::open_with(model_dir, config, mla_norm_eps, &self.formulas)
             .map_err(|error: ReferenceError| SubjectError::Refused(error.to_string()))?;
         Ok(Box::new(model))
+    }
+
+    fn operation(
+        &self,
+        kernel: &str,
+        inputs: &Tensors,
+        config: &RawConfig,
+    ) -> Option<Result<BTreeMap<String, Vec<f64>>, SubjectError>> {
+        reference_kernels::run(&self.formulas, kernel, inputs, config)
     }
 }
 
