@@ -19,6 +19,10 @@ const SMALLEST: f64 = 1.401_298_464_324_817e-45;
 /// Roundings that an elementary function within 1 ULP counts as.
 const ELEMENTARY: f64 = 2.0;
 
+/// Below this argument `exp` is less than half the smallest f32, with room for the argument's own
+/// rounding.
+const VANISHED: f64 = -105.0;
+
 fn gamma(roundings: f64) -> f64 {
     roundings * U / (1.0 - roundings * U)
 }
@@ -100,6 +104,11 @@ fn softmax(scores: &[f64], score_errors: &[f64]) -> (Vec<f64>, Vec<f64>) {
     let total: f64 = exponentials.iter().sum();
     let worst_maximum = score_errors.iter().copied().fold(0.0, f64::max);
     let errors = scores.iter().zip(score_errors).map(|(score, error)| {
+        // Far below the maximum the weight is no f32 but 0, rounded argument or not: SMALLEST in
+        // `weighted` covers it, and a relative error of nothing is nothing.
+        if score - largest < VANISHED {
+            return 0.0;
+        }
         let argument = U * (score - largest).abs() + error + worst_maximum;
         argument.exp_m1() + gamma(ELEMENTARY)
     });

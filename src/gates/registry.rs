@@ -1,6 +1,6 @@
 //! The ladder: every gate as a data record, in the order in which they are climbed.
 
-use super::checks::{bind, damage, greedy, incremental, stages, teacher_forcing};
+use super::checks::{bind, damage, greedy, incremental, invariance, stages, teacher_forcing};
 use super::context::Context;
 use super::evidence::EvidenceSet;
 use super::outcome::Outcome;
@@ -46,7 +46,7 @@ fn has_padded_log_decay(set: &EvidenceSet) -> bool {
 }
 
 /// The oracle gates, run on every evidence set.
-pub const ORACLE_GATES: [Gate; 10] = [
+pub const ORACLE_GATES: [Gate; 11] = [
     Gate {
         id: "bind",
         what: "every tensor is bound or listed as unused by class; none is missing",
@@ -137,5 +137,14 @@ pub const ORACLE_GATES: [Gate; 10] = [
         catches: "state that is lost, stale, or of another place",
         applies: always,
         check: incremental::carried_state,
+    },
+    Gate {
+        id: "invariance",
+        what: "equal bits over kernel paths, threads, chunks, interleaving, state out and in",
+        inputs: "full_ids",
+        budget: "equal bits",
+        catches: "sums split over threads, chunk borders, state of another sequence",
+        applies: always,
+        check: invariance::however_run,
     },
 ];

@@ -3,6 +3,7 @@
 //! The f64 reference, the engine, a mutated one of either and a foreign executable all come in
 //! through these traits, so that a gate is written once.
 
+use std::any::Any;
 use std::collections::BTreeMap;
 use std::path::Path;
 
@@ -113,6 +114,24 @@ pub trait SubjectSource: Sync {
         inputs: &Tensors,
         config: &RawConfig,
     ) -> Option<Result<BTreeMap<String, Vec<f64>>, SubjectError>>;
+    /// Other ways to run it (threads, chunks, kernel paths); none where there is no choice.
+    fn variants(&self) -> Vec<Variant> {
+        Vec::new()
+    }
+}
+
+/// The same subject run another way that must change no bit.
+pub struct Variant {
+    /// What is different.
+    pub name: String,
+    /// The subject.
+    pub source: Box<dyn SubjectSource>,
+}
+
+impl std::fmt::Debug for Variant {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "Variant({})", self.name)
+    }
 }
 
 /// A subject on an opened checkpoint.
@@ -129,6 +148,12 @@ pub trait Sequence {
     ///
     /// [`SubjectError::Failed`] when the computation fails or yields logits that are not finite.
     fn feed(&mut self, ids: &[u32], sink: &mut dyn StageSink) -> Result<Logits, SubjectError>;
+    /// A copy of the carried state, where it can be taken out.
+    fn state(&self) -> Option<Box<dyn Any>> {
+        None
+    }
+    /// Puts a state back that [`Self::state`] gave.
+    fn set_state(&mut self, _state: Box<dyn Any>) {}
 }
 
 #[cfg(test)]

@@ -204,8 +204,8 @@ impl GateReport {
     fn write_text(&self, text: &mut String) -> std::fmt::Result {
         writeln!(
             text,
-            "k3-verify gates: does {} compute Kimi K3?",
-            self.subjects.join(" and ")
+            "k3-verify gates: is this what Kimi K3 computes? Judged: {}",
+            self.subjects.join(", ")
         )?;
         let eps = self.parameters.mla_norm_eps;
         let note = if eps == self.parameters.released_mla_norm_eps {
@@ -260,9 +260,9 @@ impl GateReport {
         )?;
         writeln!(
             text,
-            "VERDICT: {} {}",
-            self.subjects.join(" and "),
-            self.verdict
+            "VERDICT: {}: {}",
+            self.verdict,
+            self.subjects.join(", ")
         )
     }
 }

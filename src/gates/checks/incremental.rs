@@ -80,12 +80,15 @@ fn feed_in_pieces(context: &Context<'_>, ids: &[u32]) -> Result<Logits, SubjectE
     all.ok_or_else(|| SubjectError::Failed("the long sequence is empty".to_owned()))
 }
 
-fn append(logits: &mut Logits, more: Logits) {
+/// Adds rows below rows.
+pub fn append(logits: &mut Logits, more: Logits) {
     logits.rows += more.rows;
     logits.values.extend(more.values);
 }
 
-fn same_bits(name: &str, carried: &Logits, recomputed: &Logits) -> NamedComparison {
+/// Compares two passes in bits.
+#[must_use]
+pub fn same_bits(name: &str, carried: &Logits, recomputed: &Logits) -> NamedComparison {
     let shape = [recomputed.rows, recomputed.vocabulary];
     let record = compare(&carried.values, &recomputed.values, &shape, &Budget::Bits);
     NamedComparison {
@@ -94,12 +97,14 @@ fn same_bits(name: &str, carried: &Logits, recomputed: &Logits) -> NamedComparis
     }
 }
 
-fn describe(comparison: &NamedComparison) -> String {
+/// The first difference in words.
+#[must_use]
+pub fn describe(comparison: &NamedComparison) -> String {
     let record = &comparison.record;
     match (&record.problem, &record.first_mismatch) {
         (Some(problem), _) => format!("{}: {problem}", comparison.name),
         (None, Some(first)) => format!(
-            "{}: {} of {} logits differ from full recompute, first at {:?}: {:e} against {:e}",
+            "{}: {} of {} logits differ, first at {:?}: {:e} against {:e}",
             comparison.name,
             record.mismatches,
             record.count,

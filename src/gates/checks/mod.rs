@@ -6,5 +6,6 @@ pub mod bind;
 pub mod damage;
 pub mod greedy;
 pub mod incremental;
+pub mod invariance;
 pub mod stages;
 pub mod teacher_forcing;

@@ -1,5 +1,8 @@
-//! The subjects that ship: the reference, and its mutants.
+//! The subjects that ship: the reference, the engine, and the mutants of both.
 
+mod engine;
+mod engine_kernels;
+mod inputs;
 mod reference_kernels;
 mod wrapped;
 
@@ -16,7 +19,7 @@ use crate::stages::StageSink;
 /// The subjects of the ladder, in the order of its rows.
 #[must_use]
 pub fn shipped() -> Vec<Box<dyn SubjectSource>> {
-    vec![reference_source()]
+    vec![reference_source(), engine::production()]
 }
 
 /// The reference as it should be.
@@ -57,6 +60,7 @@ pub fn mutants() -> Vec<Mutant> {
         });
     of_formulas
         .chain(wrapped::mutants(reference_source))
+        .chain(engine::engine_mutants())
         .collect()
 }
 

@@ -4,49 +4,21 @@
 //! mutant here too. Operations of the arithmetic contract alone (row products, weighted sums) have
 //! no counterpart in the reference.
 
-use std::collections::BTreeMap;
-
+use super::inputs::{Inputs, Outputs, named};
 use crate::config::RawConfig;
-use crate::gates::kernels::{Tensors, real};
+use crate::gates::kernels::Tensors;
 use crate::gates::subject::SubjectError;
 use crate::reference::formulas::{Formulas, NormSite, Part};
 use crate::reference::kda::{DecayInputs, StepInputs};
 use crate::reference::moe::decode_mxfp4;
 use crate::reference::rows::{Rows, bf16_to_f64};
 
-type Outputs = BTreeMap<String, Vec<f64>>;
-
-/// Inputs of a case, read by name; an absent one is empty.
-struct Inputs<'a> {
-    tensors: &'a Tensors,
-}
-
-impl Inputs<'_> {
-    fn values(&self, name: &str) -> Vec<f64> {
-        self.tensors.get(name).map(real).unwrap_or_default()
-    }
-
-    fn number(&self, name: &str) -> f64 {
-        self.values(name).first().copied().unwrap_or(f64::NAN)
-    }
-
-    fn bytes(&self, name: &str) -> Vec<u8> {
-        self.values(name).iter().map(|value| *value as u8).collect()
-    }
-
-    fn shape(&self, name: &str) -> Vec<usize> {
-        self.tensors
-            .get(name)
-            .map(|tensor| tensor.shape.clone())
-            .unwrap_or_default()
-    }
-
-    fn rows(&self, name: &str) -> Rows {
-        let width = self.shape(name).last().copied().unwrap_or(1);
-        Rows {
-            width,
-            values: self.values(name),
-        }
+/// Rows of an input, as wide as its last dimension.
+fn rows_of(inputs: &Inputs<'_>, name: &str) -> Rows {
+    let width = inputs.shape(name).last().copied().unwrap_or(1);
+    Rows {
+        width,
+        values: inputs.values(name),
     }
 }
 
@@ -68,12 +40,12 @@ pub fn run(
             let (weight, epsilon) = (inputs.values("weight"), inputs.number("epsilon"));
             let norm =
                 |x: &[f64]| (formulas.rms_norm)(formulas, NormSite::Input, x, &weight, epsilon);
-            named([("y", inputs.rows("x").iter().flat_map(norm).collect())])
+            named([("y", rows_of(&inputs, "x").iter().flat_map(norm).collect())])
         }
         "l2-norm" => {
             let scale = inputs.number("scale");
             let norm = |x: &[f64]| (formulas.l2_norm)(x).into_iter().map(|y| y * scale);
-            let rows = inputs.rows("x");
+            let rows = rows_of(&inputs, "x");
             named([(
                 "y",
                 rows.iter()
@@ -87,7 +59,7 @@ pub fn run(
         "gated-norm" => gated_norm(formulas, &inputs),
         "softmax-sum" => {
             let weights = (formulas.attention_weights)(&inputs.values("scores"));
-            named([("sum", weighted_sum(&weights, &inputs.rows("values")))])
+            named([("sum", weighted_sum(&weights, &rows_of(&inputs, "values")))])
         }
         "residual-mix" => residual_mix(formulas, &inputs),
         "router" => router(formulas, &inputs, config),
@@ -100,13 +72,6 @@ pub fn run(
         _ => return None,
     };
     Some(Ok(outputs))
-}
-
-fn named<const N: usize>(outputs: [(&str, Vec<f64>); N]) -> Outputs {
-    outputs
-        .into_iter()
-        .map(|(name, values)| (name.to_owned(), values))
-        .collect()
 }
 
 fn weighted_sum(weights: &[f64], values: &Rows) -> Vec<f64> {
@@ -135,7 +100,7 @@ fn decode(formulas: &Formulas, inputs: &Inputs<'_>) -> Result<Outputs, SubjectEr
 }
 
 fn convolution(formulas: &Formulas, inputs: &Inputs<'_>) -> Outputs {
-    let (history, x) = (inputs.rows("history"), inputs.rows("x"));
+    let (history, x) = (rows_of(inputs, "history"), rows_of(inputs, "x"));
     let sums = (formulas.convolve)(Part::Query, &history, &x, &inputs.values("taps"));
     let activated = sums
         .values
@@ -219,7 +184,7 @@ fn gated_norm(formulas: &Formulas, inputs: &Inputs<'_>) -> Outputs {
 }
 
 fn residual_mix(formulas: &Formulas, inputs: &Inputs<'_>) -> Outputs {
-    let (sources, fold) = (inputs.rows("sources"), inputs.values("fold"));
+    let (sources, fold) = (rows_of(inputs, "sources"), inputs.values("fold"));
     let (site, epsilon) = (NormSite::MlpMix, inputs.number("epsilon"));
     let score = |source: &[f64]| (formulas.mix_score)(formulas, site, source, &fold, epsilon);
     let scores: Vec<f64> = sources.iter().map(score).collect();

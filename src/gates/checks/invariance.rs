@@ -1,0 +1,100 @@
+//! Invariance: the same bits however the subject is run.
+//!
+//! One factor at a time: kernel paths, threads and prefill chunks as the subject offers them; two
+//! sequences interleaved; the carried state taken out and put back at every position, with another
+//! token fed in between.
+
+use super::incremental::{append, same_bits};
+use crate::gates::context::Context;
+use crate::gates::outcome::{NamedComparison, Outcome, Verdict};
+use crate::gates::subject::{Logits, SubjectError};
+use crate::stages::NoStages;
+
+/// Runs the gate.
+#[must_use]
+pub fn however_run(context: &Context<'_>) -> Outcome {
+    if context.source.variants().is_empty() {
+        return Outcome::new(Verdict::NotApplicable, "the subject runs in one way only");
+    }
+    match judge(context) {
+        Ok(comparisons) => summarise(comparisons),
+        Err(error) => Outcome::failed(error.to_string()),
+    }
+}
+
+fn judge(context: &Context<'_>) -> Result<Vec<NamedComparison>, SubjectError> {
+    let set = context.set;
+    let expected = context.full_logits()?;
+    let mut comparisons = Vec::new();
+    for variant in context.source.variants() {
+        let (dir, config) = (&set.model_dir, &set.config);
+        let subject = variant.source.open(dir, config, context.mla_norm_eps)?;
+        let logits = subject.sequence().feed(&set.full.ids, &mut NoStages)?;
+        comparisons.push(same_bits(&variant.name, &logits, expected));
+    }
+    comparisons.extend(interleaved(context, expected)?);
+    if let Some(logits) = state_out_and_in(context)? {
+        comparisons.push(same_bits("state out and in", &logits, expected));
+    }
+    Ok(comparisons)
+}
+
+/// Two sequences, token by token in turn: the set's ids, and the same ids backwards.
+fn interleaved(
+    context: &Context<'_>,
+    expected: &Logits,
+) -> Result<Vec<NamedComparison>, SubjectError> {
+    let ids = &context.set.full.ids;
+    let backwards: Vec<u32> = ids.iter().rev().copied().collect();
+    let alone = context.recompute(&backwards)?;
+    let subject = context.subject()?;
+    let (mut first, mut second) = (subject.sequence(), subject.sequence());
+    let mut rows = [empty(expected), empty(expected)];
+    for (a, b) in ids.iter().zip(&backwards) {
+        append(&mut rows[0], first.feed(&[*a], &mut NoStages)?);
+        append(&mut rows[1], second.feed(&[*b], &mut NoStages)?);
+    }
+    Ok(vec![
+        same_bits("interleaved, first", &rows[0], expected),
+        same_bits("interleaved, second", &rows[1], &alone),
+    ])
+}
+
+/// At every position: state out, another token in, state back.
+fn state_out_and_in(context: &Context<'_>) -> Result<Option<Logits>, SubjectError> {
+    let mut sequence = context.subject()?.sequence();
+    let mut rows: Option<Logits> = None;
+    for &id in &context.set.full.ids {
+        let Some(kept) = sequence.state() else {
+            return Ok(None);
+        };
+        sequence.feed(&[context.set.full.ids[0]], &mut NoStages)?;
+        sequence.set_state(kept);
+        let row = sequence.feed(&[id], &mut NoStages)?;
+        match &mut rows {
+            Some(rows) => append(rows, row),
+            None => rows = Some(row),
+        }
+    }
+    Ok(rows)
+}
+
+fn empty(like: &Logits) -> Logits {
+    Logits {
+        rows: 0,
+        vocabulary: like.vocabulary,
+        values: Vec::new(),
+    }
+}
+
+fn summarise(comparisons: Vec<NamedComparison>) -> Outcome {
+    let names: Vec<&str> = comparisons.iter().map(|c| c.name.as_str()).collect();
+    let wrong = comparisons.iter().find(|c| !c.record.passed);
+    let summary = match wrong {
+        Some(wrong) => super::incremental::describe(wrong),
+        None => format!("equal bits: {}", names.join(", ")),
+    };
+    let mut outcome = Outcome::judged(wrong.is_none() && !comparisons.is_empty(), summary);
+    outcome.comparisons = comparisons;
+    outcome
+}

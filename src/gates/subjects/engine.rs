@@ -1,0 +1,224 @@
+//! The engine as a subject, with the run options that must change no bit, and its mutants.
+
+use std::any::Any;
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::engine_kernels;
+use crate::checkpoint::Checkpoint;
+use crate::config::RawConfig;
+use crate::gates::kernels::Tensors;
+use crate::gates::kill_matrix::Mutant;
+use crate::gates::subject::{
+    Logits, Precision, Sequence, Subject, SubjectError, SubjectSource, Variant,
+};
+use crate::kernels::path::KernelPath;
+use crate::model::{Contract, Engine, EngineOptions, EngineSequence, Operations, mutants};
+use crate::stages::StageSink;
+
+/// Thread counts that must give the bits of one thread.
+const THREADS: [usize; 3] = [2, 3, 8];
+/// Prefill chunks that must give the bits of the default chunk; the last is longer than any set.
+const CHUNKS: [usize; 4] = [1, 3, 7, 4096];
+
+/// The engine in production.
+#[must_use]
+pub fn production() -> Box<dyn SubjectSource> {
+    let (path, options) = (KernelPath::detect(), EngineOptions::default());
+    Box::new(Production { path, options })
+}
+
+/// Every mutant of the engine, families (b) and (c).
+#[must_use]
+pub fn engine_mutants() -> Vec<Mutant> {
+    mutants::mutants()
+        .into_iter()
+        .map(|mutant| Mutant {
+            id: mutant.id.to_owned(),
+            family: mutant.family.letter(),
+            clauses: mutant.clauses.to_vec(),
+            what: mutant.what,
+            source: Box::new(MutantSource {
+                name: format!("engine with {}", mutant.id),
+                mutant,
+                options: EngineOptions::default(),
+            }),
+        })
+        .collect()
+}
+
+struct Production {
+    path: KernelPath,
+    options: EngineOptions,
+}
+
+struct MutantSource {
+    name: String,
+    mutant: mutants::EngineMutant,
+    options: EngineOptions,
+}
+
+struct EngineSubject<O: Operations + ?Sized> {
+    engine: Arc<Engine<O>>,
+}
+
+fn refused(error: impl std::error::Error) -> SubjectError {
+    SubjectError::Refused(error.to_string())
+}
+
+fn open<O: Operations + ?Sized + 'static>(
+    operations: Arc<O>,
+    model_dir: &Path,
+    config: &RawConfig,
+    options: EngineOptions,
+) -> Result<Box<dyn Subject>, SubjectError> {
+    let checkpoint = Checkpoint::open(model_dir).map_err(refused)?;
+    let engine = Engine::resident(operations, config, &checkpoint, options).map_err(refused)?;
+    Ok(Box::new(EngineSubject {
+        engine: Arc::new(engine),
+    }))
+}
+
+impl SubjectSource for Production {
+    fn name(&self) -> &str {
+        "engine"
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::F32
+    }
+
+    fn open(
+        &self,
+        model_dir: &Path,
+        config: &RawConfig,
+        mla_norm_eps: f64,
+    ) -> Result<Box<dyn Subject>, SubjectError> {
+        let options = EngineOptions {
+            mla_norm_eps,
+            ..self.options
+        };
+        open(
+            Arc::new(Contract { path: self.path }),
+            model_dir,
+            config,
+            options,
+        )
+    }
+
+    fn operation(
+        &self,
+        kernel: &str,
+        inputs: &Tensors,
+        config: &RawConfig,
+    ) -> Option<Result<BTreeMap<String, Vec<f64>>, SubjectError>> {
+        engine_kernels::run(&Contract { path: self.path }, kernel, inputs, config)
+    }
+
+    fn variants(&self) -> Vec<Variant> {
+        let other = |name: String, path, options| Variant {
+            name,
+            source: Box::new(Self { path, options }),
+        };
+        let mut variants = Vec::new();
+        for path in KernelPath::available() {
+            variants.push(other(format!("path {}", path.name()), path, self.options));
+        }
+        for threads in THREADS {
+            let options = EngineOptions {
+                threads,
+                ..self.options
+            };
+            variants.push(other(format!("threads {threads}"), self.path, options));
+        }
+        for chunk_tokens in CHUNKS {
+            let options = EngineOptions {
+                chunk_tokens,
+                ..self.options
+            };
+            variants.push(other(format!("chunk {chunk_tokens}"), self.path, options));
+        }
+        variants
+    }
+}
+
+impl SubjectSource for MutantSource {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::F32
+    }
+
+    fn open(
+        &self,
+        model_dir: &Path,
+        config: &RawConfig,
+        mla_norm_eps: f64,
+    ) -> Result<Box<dyn Subject>, SubjectError> {
+        let options = EngineOptions {
+            mla_norm_eps,
+            ..self.options
+        };
+        open(self.mutant.operations(), model_dir, config, options)
+    }
+
+    fn operation(
+        &self,
+        kernel: &str,
+        inputs: &Tensors,
+        config: &RawConfig,
+    ) -> Option<Result<BTreeMap<String, Vec<f64>>, SubjectError>> {
+        engine_kernels::run(&*self.mutant.operations(), kernel, inputs, config)
+    }
+
+    fn variants(&self) -> Vec<Variant> {
+        let options = EngineOptions {
+            chunk_tokens: 3,
+            threads: 2,
+            ..self.options
+        };
+        vec![Variant {
+            name: "chunk 3, threads 2".to_owned(),
+            source: Box::new(Self {
+                name: self.name.clone(),
+                mutant: self.mutant,
+                options,
+            }),
+        }]
+    }
+}
+
+impl<O: Operations + ?Sized + 'static> Subject for EngineSubject<O> {
+    fn sequence(&self) -> Box<dyn Sequence + '_> {
+        Box::new(EngineSequence::new(Arc::clone(&self.engine)))
+    }
+}
+
+impl<O: Operations + ?Sized> Sequence for EngineSequence<O> {
+    fn feed(&mut self, ids: &[u32], sink: &mut dyn StageSink) -> Result<Logits, SubjectError> {
+        let vocabulary = self.engine().shape().vocabulary;
+        let values = self
+            .feed_with(ids, sink)
+            .map_err(|error| SubjectError::Failed(error.to_string()))?;
+        let rows = values.len() / vocabulary;
+        let values = values.into_iter().map(f64::from).collect();
+        Ok(Logits {
+            rows,
+            vocabulary,
+            values,
+        })
+    }
+
+    fn state(&self) -> Option<Box<dyn Any>> {
+        Some(Box::new(self.state.clone()))
+    }
+
+    fn set_state(&mut self, state: Box<dyn Any>) {
+        if let Ok(state) = state.downcast() {
+            self.state = *state;
+        }
+    }
+}
