@@ -6,7 +6,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 
 /// Longest file of code in lines.
-const MAX_FILE_LINES: usize = 600;
+const MAX_FILE_LINES: usize = 900;
 /// Longest line in columns.
 const MAX_LINE_COLUMNS: usize = 100;
 
@@ -208,14 +208,20 @@ fn invariant_6_one_file_touches_the_plotting_crate() {
 fn invariant_7_the_oracle_imports_numpy_and_the_standard_library_only() {
     let allowed_for_crosschecks = ["mlx", "mlx_lm", "mlx.core"];
     let standard = [
+        "__future__",
         "argparse",
         "collections",
+        "contextlib",
+        "copy",
         "dataclasses",
+        "decimal",
+        "fractions",
         "functools",
         "hashlib",
         "itertools",
         "json",
         "math",
+        "numpy",
         "os",
         "pathlib",
         "shutil",
@@ -223,9 +229,8 @@ fn invariant_7_the_oracle_imports_numpy_and_the_standard_library_only() {
         "sys",
         "tempfile",
         "time",
+        "types",
         "typing",
-        "numpy",
-        "__future__",
     ];
     let own: Vec<String> = sources(&["oracle"], ".py")
         .iter()
