@@ -10,6 +10,7 @@ use std::sync::Arc;
 use k3_verify::config::MLA_NORM_EPS;
 use k3_verify::gates::evidence::EvidenceSet;
 use k3_verify::gates::fixtures::Fixtures;
+use k3_verify::gates::kernels::KernelFixtures;
 use k3_verify::gates::outcome::Verdict;
 use k3_verify::gates::runner::{self, Plan, SetState};
 use k3_verify::gates::subjects;
@@ -31,14 +32,16 @@ fn main() -> std::process::ExitCode {
         }
         None => eprintln!("NOT RUN: tiny-k3-a (K3_EXTERNAL is not set)"),
     }
-    trials.extend(ladder(sets));
+    let kernels = runner::shipped_kernels(&fixtures);
+    trials.extend(ladder(&kernels, sets));
     libtest_mimic::run(&arguments, trials).exit_code()
 }
 
 /// Runs the whole ladder once, then hands each row to a test line of its own.
-fn ladder(sets: Vec<SetState>) -> Vec<Trial> {
+fn ladder(kernels: &Result<KernelFixtures, String>, sets: Vec<SetState>) -> Vec<Trial> {
     let subjects = subjects::shipped();
     let rows = Arc::new(runner::run(&Plan {
+        kernels: Some(kernels),
         sets: &sets,
         subjects: &subjects,
         only: None,

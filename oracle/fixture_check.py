@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from manifest import NAME, listed_files
+from manifest import NAME, WITNESS, listed_files, witness
 from tensor_files import parse_header, read_safetensors
 
 CHECK_LIMIT = 1e-12
@@ -53,6 +53,9 @@ def check_manifest(committed):
         return [f"{NAME}: missing"]
     entries = json.loads((committed / NAME).read_text())["files"]
     problems = []
+    beside = committed / WITNESS
+    if not beside.is_file() or beside.read_text() != witness(committed / NAME):
+        problems.append(f"{WITNESS}: is not the hash of {NAME}")
     for entry in entries:
         path = committed / entry["path"]
         if not path.is_file():

@@ -1,7 +1,7 @@
 """fixtures/manifest.json: every file there with size, hash, origin, and what it catches.
 
-Entries made by other generators are kept as they are. Documents (*.md) and the manifest itself
-are not listed.
+Entries made by other generators are kept as they are. The manifest itself is not listed: its own
+hash stands beside it in manifest.sha256, so that no file of the folder is without a witness.
 """
 
 import hashlib
@@ -14,6 +14,7 @@ from kernel_case import KERNEL_SEED
 GENERATOR = "oracle/generate.py"
 KERNEL_GENERATOR = "oracle/kernel_fixtures.py"
 NAME = "manifest.json"
+WITNESS = "manifest.sha256"
 SHARD_CATCHES = (
     "wrong order within a shard, wrong dtype widths, swapped nibbles, misread scales, padding of "
     "A_log used as heads")
@@ -49,7 +50,12 @@ WHAT = {
 
 def listed_files(folder):
     return sorted(path for path in Path(folder).rglob("*")
-                  if path.is_file() and path.suffix != ".md" and path.name != NAME)
+                  if path.is_file() and path.name not in (NAME, WITNESS))
+
+
+def witness(manifest):
+    """The one line of manifest.sha256, in the form that `sha256sum` checks."""
+    return f"{hashlib.sha256(manifest.read_bytes()).hexdigest()}  {NAME}\n"
 
 
 def describe(folder, path, kernel_texts):
@@ -83,3 +89,4 @@ def write_manifest(folder, kernel_texts):
                    "overwritten in place (same name, dtype, shape), and mild/config.json")
     target.write_text('{\n "mild_recipe": ' + json.dumps(recipe_text) + ',\n "files": [\n'
                       + lines + "\n ]\n}\n")
+    (Path(folder) / WITNESS).write_text(witness(target))

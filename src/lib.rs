@@ -12,6 +12,8 @@ pub mod config;
 pub mod exit;
 pub mod gates;
 pub mod host;
+pub mod kernels;
+pub mod model;
 pub mod reference;
 pub mod report;
 pub mod stages;

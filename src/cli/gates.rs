@@ -12,6 +12,7 @@ use crate::config::MLA_NORM_EPS;
 use crate::exit::Exit;
 use crate::gates::evidence::EvidenceSet;
 use crate::gates::glob::Glob;
+use crate::gates::kernels::KERNEL_GATES;
 use crate::gates::kill_matrix::KillMatrix;
 use crate::gates::outcome::Verdict;
 use crate::gates::registry::ORACLE_GATES;
@@ -80,22 +81,33 @@ fn threads(args: &GatesArgs) -> usize {
 }
 
 fn list(args: &GatesArgs) -> Result<Exit, CommandError> {
+    let kernels = KERNEL_GATES.iter().map(|gate| {
+        let inputs = format!("fixtures/kernels/{}.safetensors", gate.kernel);
+        let id = format!("{}/{}", runner::KERNELS, gate.kernel);
+        (id, gate.what, inputs, gate.budget, gate.catches)
+    });
+    let oracle = ORACLE_GATES.iter().map(|gate| {
+        let id = format!("SET/{}", gate.id);
+        (
+            id,
+            gate.what,
+            gate.inputs.to_owned(),
+            gate.budget,
+            gate.catches,
+        )
+    });
     let mut text = String::new();
-    for gate in &ORACLE_GATES {
+    let mut rows = Vec::new();
+    for (id, what, inputs, budget, catches) in kernels.chain(oracle) {
         // Writing to a String cannot fail.
         let _ = writeln!(
             text,
-            "{}\n    passes when: {}\n    reads: {}\n    budget: {}\n    catches: {}",
-            gate.id, gate.what, gate.inputs, gate.budget, gate.catches
+            "{id}\n    passes when right: {what}\n    reads: {inputs}\n    budget: {budget}\n    \
+             catches: {catches}"
         );
+        rows.push(serde_json::json!({"id": id, "what": what, "inputs": inputs,
+            "budget": budget, "catches": catches}));
     }
-    let rows: Vec<_> = ORACLE_GATES
-        .iter()
-        .map(|gate| {
-            serde_json::json!({"id": gate.id, "what": gate.what, "inputs": gate.inputs,
-                "budget": gate.budget, "catches": gate.catches})
-        })
-        .collect();
     let json = serde_json::json!({"schema": "k3-verify/gate-list/1", "gates": rows});
     output::deliver(&args.output, &json, &text)?;
     Ok(Exit::Conforms)
@@ -106,12 +118,14 @@ fn climb(args: &GatesArgs) -> Result<Exit, CommandError> {
     let only = args.only.as_deref().map(Glob::new);
     let mut rows = Vec::new();
     let mut fixtures_in_use = None;
+    let mut kernels = None;
     let sets = if args.evidence.is_empty() {
         let fixtures = open_fixtures(args)?;
         if runner::selected(only.as_ref(), "shipped", "fixtures", "k3-verify") {
             rows.push(fixtures_row(&runner::judge_fixtures(&fixtures)));
         }
         let sets = runner::shipped_sets(&fixtures);
+        kernels = Some(runner::shipped_kernels(&fixtures));
         fixtures_in_use = Some(fixtures);
         sets
     } else {
@@ -119,6 +133,7 @@ fn climb(args: &GatesArgs) -> Result<Exit, CommandError> {
     };
     let subjects: Vec<Box<dyn SubjectSource>> = subjects::shipped();
     let plan = Plan {
+        kernels: kernels.as_ref(),
         sets: &sets,
         subjects: &subjects,
         only: only.as_ref(),
@@ -224,10 +239,13 @@ fn mutants(args: &GatesArgs) -> Result<Exit, CommandError> {
             ));
         }
     };
+    let kernels = runner::shipped_kernels(&fixtures)
+        .map_err(|reason| CommandError::new(anyhow::anyhow!(reason), Exit::BadInput))?;
     let controls = subjects::controls();
-    let control_matrix = KillMatrix::run(&tiny, &controls, args.mla_norm_eps, threads(args));
+    let control_matrix =
+        KillMatrix::run(&kernels, &tiny, &controls, args.mla_norm_eps, threads(args));
     let mutants = subjects::mutants();
-    let matrix = KillMatrix::run(&tiny, &mutants, args.mla_norm_eps, threads(args));
+    let matrix = KillMatrix::run(&kernels, &tiny, &mutants, args.mla_norm_eps, threads(args));
     let tables: [(&str, &'static [clauses::Clause]); 1] = [("the model", &clauses::MODEL)];
     let provenance = provenance(args, start);
     let report = MutantReport::new(&tiny.name, &control_matrix, &matrix, &tables, provenance);

@@ -21,9 +21,14 @@ macro_rules! embedded {
     };
 }
 
+/// The list of all other files, and the file with its own hash.
+const MANIFEST: &str = "manifest.json";
+const WITNESS: &str = "manifest.sha256";
+
 /// Every file of `fixtures/`, the manifest first.
 const EMBEDDED: &[(&str, &[u8])] = embedded![
     "manifest.json",
+    "manifest.sha256",
     "tiny/expected.json",
     "tiny/expected.safetensors",
     "tiny/model/config.json",
@@ -35,6 +40,23 @@ const EMBEDDED: &[(&str, &[u8])] = embedded![
     "mild/delta.safetensors",
     "mild/expected.json",
     "mild/expected.safetensors",
+    "kernels/bf16-widen.safetensors",
+    "kernels/convolution.safetensors",
+    "kernels/elementary.safetensors",
+    "kernels/gated-norm.safetensors",
+    "kernels/kda-decay.safetensors",
+    "kernels/kda-steps.safetensors",
+    "kernels/l2-norm.safetensors",
+    "kernels/mla-attention.safetensors",
+    "kernels/moe-sum.safetensors",
+    "kernels/mxfp4-decode.safetensors",
+    "kernels/residual-mix.safetensors",
+    "kernels/rms-norm.safetensors",
+    "kernels/router.safetensors",
+    "kernels/row-product.safetensors",
+    "kernels/situ.safetensors",
+    "kernels/softmax-sum.safetensors",
+    "kernels/weighted-sum.safetensors",
 ];
 
 /// Why the fixtures as a whole cannot be used.
@@ -146,29 +168,20 @@ impl Fixtures {
     }
 
     fn verify(root: PathBuf, scratch: tempfile::TempDir) -> Result<Self, FixtureError> {
-        let path = root.join("manifest.json");
+        let path = root.join(MANIFEST);
         let text = fs::read_to_string(&path).map_err(io_error(&path))?;
-        let manifest: Manifest =
-            serde_json::from_str(&text).map_err(|error| FixtureError::Manifest {
-                path: path.clone(),
-                message: error.to_string(),
-            })?;
+        let manifest = parse_manifest(&path, &text)?;
+        let own_files = [MANIFEST, WITNESS];
         let listed: BTreeSet<&str> = manifest.files.iter().map(|e| e.path.as_str()).collect();
-        let needed = EMBEDDED
-            .iter()
-            .map(|(path, _)| *path)
-            .filter(|path| *path != "manifest.json");
-        if let Some(absent) = needed.clone().find(|path| !listed.contains(path)) {
+        let mut needed = EMBEDDED.iter().map(|(path, _)| *path);
+        if let Some(absent) = needed.find(|p| !own_files.contains(p) && !listed.contains(p)) {
             let message = format!("files: expected an entry for {absent}, got none");
             return Err(FixtureError::Manifest { path, message });
         }
-        let mut findings: Vec<Finding> = manifest
-            .files
-            .iter()
-            .filter_map(|entry| entry.check(&root))
-            .collect();
+        let mut findings: Vec<Finding> = check_witness(&root, &text).into_iter().collect();
+        findings.extend(manifest.files.iter().filter_map(|entry| entry.check(&root)));
         for present in files_below(&root)? {
-            if present != "manifest.json" && !listed.contains(present.as_str()) {
+            if !own_files.contains(&present.as_str()) && !listed.contains(present.as_str()) {
                 findings.push(Finding {
                     path: present,
                     problem: FileProblem::Unlisted,
@@ -177,7 +190,7 @@ impl Fixtures {
         }
         Ok(Self {
             root,
-            checked: manifest.files.len(),
+            checked: manifest.files.len() + own_files.len(),
             findings,
             scratch,
         })
@@ -228,6 +241,25 @@ impl Fixtures {
         write_file(&folder.join("config.json"), &bytes)?;
         Ok(folder)
     }
+}
+
+fn parse_manifest(path: &Path, text: &str) -> Result<Manifest, FixtureError> {
+    serde_json::from_str(text).map_err(|error| FixtureError::Manifest {
+        path: path.to_owned(),
+        message: error.to_string(),
+    })
+}
+
+/// Whether the hash that stands beside the manifest is the manifest's.
+fn check_witness(root: &Path, manifest: &str) -> Option<Finding> {
+    let expected = format!("{}  {MANIFEST}\n", hex_sha256(manifest.as_bytes()));
+    let problem = match fs::read(root.join(WITNESS)) {
+        Ok(line) if line == expected.as_bytes() => return None,
+        Ok(_) => FileProblem::Damaged(format!("it is not the hash of {MANIFEST}")),
+        Err(_) => FileProblem::Missing,
+    };
+    let path = WITNESS.to_owned();
+    Some(Finding { path, problem })
 }
 
 impl ManifestEntry {
@@ -344,8 +376,7 @@ mod tests {
     #[test]
     fn every_file_of_the_folder_is_embedded() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures");
-        let mut on_disk = files_below(&folder).unwrap();
-        on_disk.retain(|path| !path.ends_with(".md"));
+        let on_disk = files_below(&folder).unwrap();
         let mut embedded: Vec<_> = EMBEDDED
             .iter()
             .map(|(path, _)| (*path).to_owned())

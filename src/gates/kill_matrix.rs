@@ -8,9 +8,10 @@ use std::collections::BTreeMap;
 
 use super::context::Context;
 use super::evidence::EvidenceSet;
-use super::outcome::Verdict;
+use super::kernels::{KERNEL_GATES, KernelFixtures};
+use super::outcome::{Outcome, Verdict};
 use super::registry::ORACLE_GATES;
-use super::runner::{in_parallel, judge};
+use super::runner::{KERNELS, in_parallel, judge};
 use super::subject::SubjectSource;
 use crate::clauses::Clause;
 
@@ -72,7 +73,7 @@ impl MutantRow {
 #[derive(Debug, Clone)]
 pub struct KillMatrix {
     /// Ids of the gates, in the order of the ladder.
-    pub gates: Vec<&'static str>,
+    pub gates: Vec<String>,
     /// One row per mutant.
     pub rows: Vec<MutantRow>,
 }
@@ -96,36 +97,55 @@ impl Coverage {
     }
 }
 
+/// A mutant that stumbles over its own mistake has been seen: a panic is a red gate.
+fn caught(run: impl FnOnce() -> Outcome) -> Outcome {
+    std::panic::catch_unwind(std::panic::AssertUnwindSafe(run))
+        .unwrap_or_else(|_| Outcome::failed("the mutant panicked"))
+}
+
 impl KillMatrix {
-    /// Runs every mutant through every gate on `set`.
+    /// Runs every mutant through every gate on the kernel fixtures and on `set`.
     #[must_use]
-    pub fn run(set: &EvidenceSet, mutants: &[Mutant], mla_norm_eps: f64, threads: usize) -> Self {
+    pub fn run(
+        kernels: &KernelFixtures,
+        set: &EvidenceSet,
+        mutants: &[Mutant],
+        mla_norm_eps: f64,
+        threads: usize,
+    ) -> Self {
+        let gates: Vec<String> = KERNEL_GATES
+            .iter()
+            .map(|gate| format!("{KERNELS}/{}", gate.kernel))
+            .chain(
+                ORACLE_GATES
+                    .iter()
+                    .map(|gate| format!("{}/{}", set.name, gate.id)),
+            )
+            .collect();
         let rows = in_parallel(threads, mutants.len(), |index| {
             let mutant = &mutants[index];
             let context = Context::new(set, mutant.source.as_ref(), mla_norm_eps);
-            let outcomes: Vec<_> = ORACLE_GATES
+            let on_kernels = KERNEL_GATES
                 .iter()
-                .map(|gate| (gate.id, judge(gate, &context)))
-                .collect();
+                .map(|gate| caught(|| kernels.judge(gate, mutant.source.as_ref())));
+            let on_set = ORACLE_GATES
+                .iter()
+                .map(|gate| caught(|| judge(gate, &context)));
+            let outcomes: Vec<_> = on_kernels.chain(on_set).collect();
+            let first_red = outcomes
+                .iter()
+                .zip(&gates)
+                .find(|(o, _)| o.verdict == Verdict::Fail);
             MutantRow {
                 id: mutant.id.clone(),
                 family: mutant.family,
                 clauses: mutant.clauses.clone(),
                 what: mutant.what,
-                verdicts: outcomes
-                    .iter()
-                    .map(|(_, outcome)| outcome.verdict)
-                    .collect(),
-                first_failure: outcomes
-                    .iter()
-                    .find(|(_, outcome)| outcome.verdict == Verdict::Fail)
-                    .map(|(gate, outcome)| format!("{gate}: {}", outcome.summary)),
+                verdicts: outcomes.iter().map(|outcome| outcome.verdict).collect(),
+                first_failure: first_red.map(|(o, gate)| format!("{gate}: {}", o.summary)),
             }
         });
-        Self {
-            gates: ORACLE_GATES.iter().map(|gate| gate.id).collect(),
-            rows,
-        }
+        Self { gates, rows }
     }
 
     /// Mutants that no gate saw.
@@ -136,27 +156,16 @@ impl KillMatrix {
 
     /// For each gate a mutant that it sees while all gates before it stay green.
     #[must_use]
-    pub fn witnesses(&self) -> BTreeMap<&'static str, &str> {
+    pub fn witnesses(&self) -> BTreeMap<&str, &str> {
         let mut witnesses = BTreeMap::new();
         for row in &self.rows {
             if let Some(first) = row.killers().next() {
                 witnesses
-                    .entry(self.gates[first])
+                    .entry(self.gates[first].as_str())
                     .or_insert(row.id.as_str());
             }
         }
         witnesses
-    }
-
-    /// Gates without a witness: the ladder would catch the same mutants without them.
-    #[must_use]
-    pub fn redundant_gates(&self) -> Vec<&'static str> {
-        let witnesses = self.witnesses();
-        self.gates
-            .iter()
-            .copied()
-            .filter(|gate| !witnesses.contains_key(gate))
-            .collect()
     }
 
     /// How the clauses of `table` are covered by killed mutants.

@@ -8,6 +8,8 @@ pub mod context;
 pub mod evidence;
 pub mod fixtures;
 pub mod glob;
+pub mod kernel_bounds;
+pub mod kernels;
 pub mod kill_matrix;
 pub mod outcome;
 pub mod registry;

@@ -12,12 +12,16 @@ use super::context::Context;
 use super::evidence::{EvidenceError, EvidenceSet};
 use super::fixtures::{FileProblem, FixtureError, Fixtures};
 use super::glob::Glob;
+use super::kernels::{KERNEL_GATES, KernelFixtures, KernelGate};
 use super::outcome::{Outcome, Verdict};
 use super::registry::{Gate, ORACLE_GATES};
 use super::subject::SubjectSource;
+use crate::config::RawConfig;
 
 /// What to run.
 pub struct Plan<'a> {
+    /// The kernel fixtures, or why they cannot be used; none beside other evidence.
+    pub kernels: Option<&'a Result<KernelFixtures, String>>,
     /// The sets to climb, in order.
     pub sets: &'a [SetState],
     /// The subjects, in order.
@@ -69,10 +73,14 @@ impl SetState {
 /// One line of the ladder: a gate, a set, a subject and what came out.
 #[derive(Debug, Clone)]
 pub struct Row {
-    /// Name of the set.
+    /// Name of the set; `kernels` for the kernel gates.
     pub set: String,
-    /// The gate.
-    pub gate: &'static Gate,
+    /// Name of the gate.
+    pub gate: &'static str,
+    /// What passes.
+    pub what: &'static str,
+    /// How far off is allowed.
+    pub budget: &'static str,
     /// Name of the subject.
     pub subject: String,
     /// What came out.
@@ -83,8 +91,18 @@ impl Row {
     /// `SET/GATE`.
     #[must_use]
     pub fn id(&self) -> String {
-        format!("{}/{}", self.set, self.gate.id)
+        format!("{}/{}", self.set, self.gate)
     }
+}
+
+/// Name under which the kernel gates stand in the ladder.
+pub const KERNELS: &str = "kernels";
+
+/// A gate of either kind, with the place of its set.
+#[derive(Clone, Copy)]
+enum Rung {
+    Kernel(&'static KernelGate),
+    Oracle(usize, &'static Gate),
 }
 
 /// Whether a pattern selects a gate: it may name the full id, the gate alone, or either with
@@ -100,50 +118,75 @@ pub fn selected(only: Option<&Glob>, set: &str, gate: &str, subject: &str) -> bo
     })
 }
 
-/// Runs the plan and returns its rows: set by set, gate by gate, subject by subject.
+/// Runs the plan and returns its rows: kernels first, then set by set, gate by gate, subject by
+/// subject.
 #[must_use]
 pub fn run(plan: &Plan<'_>) -> Vec<Row> {
     let contexts: Vec<Vec<Context<'_>>> = plan
         .sets
         .iter()
-        .map(|state| match state {
-            SetState::Ready(set) => plan
-                .subjects
-                .iter()
-                .map(|source| Context::new(set, source.as_ref(), plan.mla_norm_eps))
-                .collect(),
-            SetState::NotRun { .. } => Vec::new(),
-        })
+        .map(|state| contexts_of(plan, state))
         .collect();
-    let mut jobs = Vec::new();
-    for (set_index, _) in plan.sets.iter().enumerate() {
-        for gate in &ORACLE_GATES {
-            for (subject_index, _) in plan.subjects.iter().enumerate() {
-                jobs.push((set_index, gate, subject_index));
-            }
-        }
+    let mut rungs = Vec::new();
+    if plan.kernels.is_some() {
+        rungs.extend(KERNEL_GATES.iter().map(Rung::Kernel));
     }
-    let outcomes = in_parallel(plan.threads, jobs.len(), |job| {
-        let (set_index, gate, subject_index) = jobs[job];
-        let state = &plan.sets[set_index];
-        let subject = plan.subjects[subject_index].name();
-        if !selected(plan.only, state.name(), gate.id, subject) {
-            return Outcome::new(Verdict::NotSelected, "");
-        }
-        match state {
-            SetState::NotRun { reason, .. } => Outcome::new(Verdict::NotRun, reason.clone()),
-            SetState::Ready(_) => judge(gate, &contexts[set_index][subject_index]),
-        }
-    });
-    jobs.into_iter()
-        .zip(outcomes)
-        .map(|((set_index, gate, subject_index), outcome)| Row {
-            set: plan.sets[set_index].name().to_owned(),
+    for (set_index, _) in plan.sets.iter().enumerate() {
+        rungs.extend(
+            ORACLE_GATES
+                .iter()
+                .map(|gate| Rung::Oracle(set_index, gate)),
+        );
+    }
+    let count = plan.subjects.len();
+    let row_of = |job: usize| {
+        let (rung, subject_index) = (rungs[job / count], job % count);
+        let source = plan.subjects[subject_index].as_ref();
+        let (set, gate, what, budget) = match rung {
+            Rung::Kernel(gate) => (KERNELS, gate.kernel, gate.what, gate.budget),
+            Rung::Oracle(index, gate) => (plan.sets[index].name(), gate.id, gate.what, gate.budget),
+        };
+        let outcome = if selected(plan.only, set, gate, source.name()) {
+            match rung {
+                Rung::Kernel(gate) => judge_kernel(plan, gate, source),
+                Rung::Oracle(index, gate) => match &plan.sets[index] {
+                    SetState::NotRun { reason, .. } => Outcome::new(Verdict::NotRun, reason),
+                    SetState::Ready(_) => judge(gate, &contexts[index][subject_index]),
+                },
+            }
+        } else {
+            Outcome::new(Verdict::NotSelected, "")
+        };
+        let (set, subject) = (set.to_owned(), source.name().to_owned());
+        Row {
+            set,
             gate,
-            subject: plan.subjects[subject_index].name().to_owned(),
+            what,
+            budget,
+            subject,
             outcome,
-        })
-        .collect()
+        }
+    };
+    in_parallel(plan.threads, rungs.len() * count, row_of)
+}
+
+fn contexts_of<'a>(plan: &Plan<'a>, state: &'a SetState) -> Vec<Context<'a>> {
+    match state {
+        SetState::Ready(set) => plan
+            .subjects
+            .iter()
+            .map(|source| Context::new(set, source.as_ref(), plan.mla_norm_eps))
+            .collect(),
+        SetState::NotRun { .. } => Vec::new(),
+    }
+}
+
+fn judge_kernel(plan: &Plan<'_>, gate: &KernelGate, source: &dyn SubjectSource) -> Outcome {
+    match plan.kernels {
+        Some(Ok(fixtures)) => fixtures.judge(gate, source),
+        Some(Err(reason)) => Outcome::new(Verdict::NotRun, reason),
+        None => Outcome::new(Verdict::NotRun, "no kernel fixtures"),
+    }
 }
 
 /// Runs one gate in one context.
@@ -212,6 +255,24 @@ pub fn shipped_sets(fixtures: &Fixtures) -> Vec<SetState> {
         },
     };
     vec![tiny, mild]
+}
+
+/// The kernel fixtures that ship, or why they cannot be used.
+///
+/// # Errors
+///
+/// The first file that is missing or damaged.
+pub fn shipped_kernels(fixtures: &Fixtures) -> Result<KernelFixtures, String> {
+    let needed = ["kernels/", "tiny/model/config.json"];
+    if let Some(finding) = needed
+        .iter()
+        .find_map(|below| fixtures.problem_below(below))
+    {
+        return Err(format!("fixture {finding}"));
+    }
+    let config = RawConfig::read(&fixtures.root.join("tiny/model/config.json"))
+        .map_err(|error| error.to_string())?;
+    KernelFixtures::open(&fixtures.root.join("kernels"), config).map_err(|error| error.to_string())
 }
 
 fn ready(name: &str, set: Result<EvidenceSet, EvidenceError>) -> SetState {

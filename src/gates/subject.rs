@@ -3,11 +3,13 @@
 //! The f64 reference, the engine, a mutated one of either and a foreign executable all come in
 //! through these traits, so that a gate is written once.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 
 use thiserror::Error;
 
 use crate::config::RawConfig;
+use crate::gates::kernels::Tensors;
 use crate::stages::StageSink;
 
 /// The precision in which a subject keeps its activations.
@@ -103,6 +105,14 @@ pub trait SubjectSource: Sync {
         config: &RawConfig,
         mla_norm_eps: f64,
     ) -> Result<Box<dyn Subject>, SubjectError>;
+    /// Runs one operation on the inputs of a kernel fixture; `None` where the subject has no such
+    /// operation of its own. What a case does not say is taken from `config`.
+    fn operation(
+        &self,
+        kernel: &str,
+        inputs: &Tensors,
+        config: &RawConfig,
+    ) -> Option<Result<BTreeMap<String, Vec<f64>>, SubjectError>>;
 }
 
 /// A subject on an opened checkpoint.

@@ -142,10 +142,10 @@ impl GateRow {
         Self {
             id: row.id(),
             set: row.set,
-            gate: row.gate.id.to_owned(),
+            gate: row.gate.to_owned(),
             subject: row.subject,
-            what: row.gate.what.to_owned(),
-            basis: row.gate.budget.to_owned(),
+            what: row.what.to_owned(),
+            basis: row.budget.to_owned(),
             outcome: row.outcome,
         }
     }

@@ -40,7 +40,7 @@ pub struct MutantReport {
 #[derive(Debug, Clone, Serialize)]
 pub struct GateSummary {
     /// Name of the gate.
-    pub id: &'static str,
+    pub id: String,
     /// Mutants it turned red for.
     pub kills: usize,
     /// A mutant that it sees while every gate before it stays green.
@@ -61,7 +61,7 @@ pub struct MutantLine {
     /// Whether some gate turned red.
     pub killed: bool,
     /// The gates that turned red.
-    pub killed_by: Vec<&'static str>,
+    pub killed_by: Vec<String>,
     /// What the first of them said.
     pub first_failure: Option<String>,
     #[serde(skip)]
@@ -96,7 +96,7 @@ impl TableCoverage {
 }
 
 impl MutantLine {
-    fn of(row: &MutantRow, gates: &[&'static str]) -> Self {
+    fn of(row: &MutantRow, gates: &[String]) -> Self {
         let mark = |verdict: &Verdict| match verdict {
             Verdict::Fail => 'x',
             Verdict::Pass => '.',
@@ -108,7 +108,7 @@ impl MutantLine {
             clauses: row.clauses.clone(),
             what: row.what.to_owned(),
             killed: row.killed(),
-            killed_by: row.killers().map(|place| gates[place]).collect(),
+            killed_by: row.killers().map(|place| gates[place].clone()).collect(),
             first_failure: row.first_failure.clone(),
             marks: row.verdicts.iter().map(mark).collect(),
         }
@@ -132,13 +132,15 @@ impl MutantReport {
             .iter()
             .enumerate()
             .map(|(place, id)| GateSummary {
-                id,
+                id: id.clone(),
                 kills: matrix
                     .rows
                     .iter()
                     .filter(|r| r.verdicts[place] == Verdict::Fail)
                     .count(),
-                witness: witnesses.get(id).map(|mutant| (*mutant).to_owned()),
+                witness: witnesses
+                    .get(id.as_str())
+                    .map(|mutant| (*mutant).to_owned()),
             });
         let coverage = tables
             .iter()

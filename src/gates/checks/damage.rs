@@ -153,7 +153,11 @@ fn overwrite(
 }
 
 /// Replaces `old` by the equally long `new` in the index and in the header of every shard.
-fn replace_text(folder: &Path, old: &str, new: &str) -> Result<(), String> {
+///
+/// # Errors
+///
+/// A file operation that failed, or that `old` occurs nowhere.
+pub fn replace_text(folder: &Path, old: &str, new: &str) -> Result<(), String> {
     debug_assert_eq!(old.len(), new.len());
     let mut replaced = 0;
     for entry in std::fs::read_dir(folder).map_err(|error| error.to_string())? {

@@ -3,9 +3,10 @@
 
 use crate::compare::{Budget, compare};
 use crate::gates::context::Context;
-use crate::gates::evidence::TeacherForced;
-use crate::gates::outcome::{Information, NamedComparison, Outcome};
+use crate::gates::evidence::{RouterAnswers, TeacherForced};
+use crate::gates::outcome::{Information, NamedComparison, Outcome, Verdict};
 use crate::gates::subject::{Logits, SubjectError};
+use crate::stages::{Stage, StageDump, StageKey, StageSink, StageTensor, StageValues};
 
 /// The full ids (prompt and greedy ids) against `logits.f64`.
 #[must_use]
@@ -22,13 +23,83 @@ pub fn full(context: &Context<'_>) -> Outcome {
     outcome
 }
 
-/// The long sequence against `long.logits.f64`.
+/// The long sequence against `long.logits.f64`, and its router choices where the set has them.
 #[must_use]
 pub fn long(context: &Context<'_>) -> Outcome {
-    match &context.set.long {
-        Some(long) => judge(context, "long.logits.f64", long, context.long_logits()),
-        None => Outcome::failed("the set has no long sequence"),
+    let Some(long) = &context.set.long else {
+        return Outcome::failed("the set has no long sequence");
+    };
+    let mut outcome = judge(context, "long.logits.f64", long, context.long_logits());
+    let (Some(ids), Some(router)) = (&context.set.long_router_ids, &context.set.router) else {
+        return outcome;
+    };
+    if outcome.verdict == Verdict::Pass {
+        match router_choices(context, &long.ids) {
+            Ok(dump) => {
+                let choices = long_router_ids(router, ids, long.ids.len(), &dump);
+                if let Some(wrong) = choices.iter().find(|choice| !choice.record.passed) {
+                    outcome.verdict = Verdict::Fail;
+                    outcome.summary += &format!("; {} differ", wrong.name);
+                }
+                outcome.comparisons.extend(choices);
+            }
+            Err(error) => return Outcome::failed(error.to_string()),
+        }
     }
+    outcome
+}
+
+fn router_choices(context: &Context<'_>, ids: &[u32]) -> Result<StageDump, SubjectError> {
+    let mut kept = OnlyRouterIds::default();
+    context.subject()?.sequence().feed(ids, &mut kept)?;
+    Ok(kept.dump)
+}
+
+/// Keeps the router's choices and nothing else of a long pass.
+#[derive(Default)]
+struct OnlyRouterIds {
+    dump: StageDump,
+}
+
+impl StageSink for OnlyRouterIds {
+    fn wants(&self, key: StageKey) -> bool {
+        key.stage == Stage::RouterIds
+    }
+
+    fn put(&mut self, _key: StageKey, _shape: &[usize], _values: &[f64]) {}
+
+    fn put_ids(&mut self, key: StageKey, shape: &[usize], ids: &[i32]) {
+        self.dump.put_ids(key, shape, ids);
+    }
+}
+
+/// Router ids of every MoE layer over the long sequence.
+fn long_router_ids(
+    router: &RouterAnswers,
+    answers: &[i32],
+    rows: usize,
+    dump: &StageDump,
+) -> Vec<NamedComparison> {
+    let per_layer = rows * router.top_k;
+    let one_layer = |(place, layer): (usize, &usize)| {
+        let got = match dump.tensors.get(&StageKey::layer(*layer, Stage::RouterIds)) {
+            Some(StageTensor {
+                values: StageValues::Ids(ids),
+                ..
+            }) => real(ids),
+            _ => Vec::new(),
+        };
+        let expected = real(&answers[place * per_layer..(place + 1) * per_layer]);
+        NamedComparison {
+            name: format!("router ids of layer {layer}, long sequence"),
+            record: compare(&got, &expected, &[rows, router.top_k], &Budget::Bits),
+        }
+    };
+    router.layers.iter().enumerate().map(one_layer).collect()
+}
+
+fn real(ids: &[i32]) -> Vec<f64> {
+    ids.iter().map(|id| f64::from(*id)).collect()
 }
 
 fn judge(

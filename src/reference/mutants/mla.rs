@@ -281,6 +281,18 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         },
     ),
     mutant(
+        "mla-cache-of-64",
+        &["M8"],
+        "the cache has room for 64 positions and silently stops growing there",
+        Formulas {
+            extend_cache: |cache, entries| {
+                cache.append(entries);
+                cache.truncate(64);
+            },
+            ..RELEASED
+        },
+    ),
+    mutant(
         "mla-cache-entry-twice",
         &["M8"],
         "the first entry of a later call is appended twice",

@@ -72,6 +72,8 @@ pub fn mutants() -> Vec<ReferenceMutant> {
 mod tests {
     use std::collections::BTreeSet;
 
+    use super::super::formulas::RELEASED;
+    use super::super::moe::decode_mxfp4;
     use super::*;
 
     /// A clause without a mutant is a clause that no gate is known to see.
@@ -111,5 +113,25 @@ mod tests {
                 mutant.id
             );
         }
+    }
+
+    fn formulas(id: &str) -> Formulas {
+        mutants().into_iter().find(|m| m.id == id).unwrap().formulas
+    }
+
+    /// Two mistakes that logits show rarely or never, seen in the formula itself: a tie, and a
+    /// scale byte of 0, whose 2^−127 no sum of a forward pass can feel.
+    #[test]
+    fn mistakes_that_logits_hardly_show() {
+        let (scores, bias) = ([0.25, 0.5, 0.5, 0.5], [0.0; 4]);
+        assert_eq!((RELEASED.select)(&scores, &bias, 2), [1, 2]);
+        assert_eq!(
+            (formulas("router-ties-to-higher").select)(&scores, &bias, 2),
+            [2, 3]
+        );
+        let (packed, scales) = ([0x22; 16], [0]);
+        let decoded = |f: &Formulas| decode_mxfp4(f, 32, &packed, &scales).unwrap();
+        assert_eq!(decoded(&RELEASED), [2f64.powi(-127); 32]);
+        assert_eq!(decoded(&formulas("mxfp4-scale-zero-flushed")), [0.0; 32]);
     }
 }

@@ -1,7 +1,12 @@
 //! The subjects that ship: the reference, and its mutants.
 
+mod reference_kernels;
+mod wrapped;
+
+use std::collections::BTreeMap;
 use std::path::Path;
 
+use super::kernels::Tensors;
 use super::kill_matrix::Mutant;
 use super::subject::{Logits, Precision, Sequence, Subject, SubjectError, SubjectSource};
 use crate::config::RawConfig;
@@ -11,10 +16,15 @@ use crate::stages::StageSink;
 /// The subjects of the ladder, in the order of its rows.
 #[must_use]
 pub fn shipped() -> Vec<Box<dyn SubjectSource>> {
-    vec![Box::new(ReferenceSource {
+    vec![reference_source()]
+}
+
+/// The reference as it should be.
+fn reference_source() -> Box<dyn SubjectSource> {
+    Box::new(ReferenceSource {
         name: "reference".to_owned(),
         formulas: RELEASED,
-    })]
+    })
 }
 
 /// The same subjects as rows of the kill matrix that must stay green.
@@ -33,7 +43,7 @@ pub fn controls() -> Vec<Mutant> {
 /// Every mutant, family by family.
 #[must_use]
 pub fn mutants() -> Vec<Mutant> {
-    reference::mutants::mutants()
+    let of_formulas = reference::mutants::mutants()
         .into_iter()
         .map(|mutant| Mutant {
             id: mutant.id.to_owned(),
@@ -44,7 +54,9 @@ pub fn mutants() -> Vec<Mutant> {
                 name: format!("reference with {}", mutant.id),
                 formulas: mutant.formulas,
             }),
-        })
+        });
+    of_formulas
+        .chain(wrapped::mutants(reference_source))
         .collect()
 }
 
@@ -72,6 +84,15 @@ impl SubjectSource for ReferenceSource {
         let model = reference::Model::open_with(model_dir, config, mla_norm_eps, &self.formulas)
             .map_err(|error: ReferenceError| SubjectError::Refused(error.to_string()))?;
         Ok(Box::new(model))
+    }
+
+    fn operation(
+        &self,
+        kernel: &str,
+        inputs: &Tensors,
+        config: &RawConfig,
+    ) -> Option<Result<BTreeMap<String, Vec<f64>>, SubjectError>> {
+        reference_kernels::run(&self.formulas, kernel, inputs, config)
     }
 }
 
