@@ -1,16 +1,22 @@
-//! Local budgets on the tiny set: right subjects of each arithmetic are within them, they are not
-//! vacuous, and a value moved by a hundredth is flagged where it stands.
+//! Local budgets on the tiny set: right subjects of each arithmetic are within them (the reference,
+//! the oracle, the engine), they are not vacuous, a value moved by a hundredth is flagged where it
+//! stands, and every wrong formula is seen.
 
 #![allow(clippy::unwrap_used)] // a test that cannot read its input fails
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
+use k3_verify::checkpoint::Checkpoint;
 use k3_verify::config::MLA_NORM_EPS;
 use k3_verify::gates::evidence::EvidenceSet;
 use k3_verify::gates::fixtures::Fixtures;
+use k3_verify::model::{Contract, Engine, EngineOptions, EngineSequence};
 use k3_verify::reference::local::{Arithmetic, Local, LocalStage, LocalValues, Skipped, recompute};
+use k3_verify::reference::mutants::{ReferenceMutant, mutants};
 use k3_verify::reference::{Model, StageHook};
 use k3_verify::stages::{Stage, StageDump, StageKey, StageSink, StageValues};
+use rayon::prelude::*;
 
 /// The tiny set with the reference opened on it.
 struct Tiny {
@@ -162,6 +168,88 @@ fn stages_rounded_to_f32_are_within_the_budgets_of_f32_subjects() {
     let local = tiny.local(&dump, rows, Arithmetic::F32Sums);
     assert_within("rounded, f32 sums", &local, &dump);
     assert_tight("f32 sums", &local, 1e-2);
+}
+
+/// The engine as subject: its own stages, by the budgets of its contract.
+fn engine_dump(tiny: &Tiny, mla_norm_eps: f64) -> StageDump {
+    let checkpoint = Checkpoint::open(&tiny.set.model_dir).unwrap();
+    let options = EngineOptions {
+        threads: 2,
+        mla_norm_eps,
+        ..EngineOptions::default()
+    };
+    let operations = Arc::new(Contract::default());
+    let engine = Engine::resident(operations, &tiny.set.config, &checkpoint, options).unwrap();
+    let mut dump = StageDump::default();
+    let mut sequence = EngineSequence::new(Arc::new(engine));
+    sequence.feed_with(&tiny.set.full.ids, &mut dump).unwrap();
+    dump
+}
+
+/// A kernel that rounds at another place than the contract says, or a bound that forgets one of
+/// the contract's rounding points.
+#[test]
+fn the_engine_is_within_the_local_budgets_of_its_contract() {
+    let tiny = Tiny::open();
+    let dump = engine_dump(&tiny, MLA_NORM_EPS);
+    let local = tiny.local(&dump, tiny.set.full.ids.len(), Arithmetic::F64Sums);
+    assert_within("engine, contract", &local, &dump);
+}
+
+/// ε 1e-5 in the low-rank norms, as several engines have it: seen at the two stages that norm, in
+/// every MLA layer, and nowhere else.
+#[test]
+fn another_epsilon_in_the_low_rank_norms_is_seen_at_their_stages_alone() {
+    let tiny = Tiny::open();
+    let dump = engine_dump(&tiny, 1e-5);
+    let local = tiny.local(&dump, tiny.set.full.ids.len(), Arithmetic::F64Sums);
+    let failing = local
+        .stages
+        .iter()
+        .filter(|stage| !stage.judge(&dump).passed);
+    let failing: Vec<StageKey> = failing.map(|stage| stage.key).collect();
+    let is_normed = |key: &StageKey| matches!(key.stage, Stage::MlaQ | Stage::MlaLatent);
+    let expected: Vec<StageKey> = dump.tensors.keys().copied().filter(is_normed).collect();
+    assert_eq!(failing, expected);
+}
+
+/// Mutants that a dump of a few right inputs cannot show, and why.
+const OUT_OF_SIGHT: [(&str, &str); 6] = [
+    ("decay-padding-not-checked", "the padding is right"),
+    ("mxfp4-nan-scale-is-zero", "no scale is NaN"),
+    ("mxfp4-nan-scale-is-a-power", "no scale is NaN"),
+    ("mxfp4-scale-zero-flushed", "2^-127 is below every bound"),
+    ("router-ties-to-higher", "no two sums are equal"),
+    ("mla-cache-of-64", "fewer than 64 positions"),
+];
+
+/// The loosest of the budgets, that of foreign f32 engines, must see every wrong formula: each
+/// mutant of the reference, fed in several calls, one shorter than the convolution, so that
+/// what is carried shows too.
+#[test]
+fn the_loosest_budgets_see_every_mutant_of_the_reference() {
+    let tiny = Tiny::open();
+    let rows = 10;
+    let ids = &tiny.set.full.ids[..rows];
+    let survives = |mutant: &ReferenceMutant| {
+        let (folder, config) = (&tiny.set.model_dir, &tiny.set.config);
+        // One that does not find its tensors is seen already.
+        let model = Model::open_with(folder, config, MLA_NORM_EPS, &mutant.formulas).ok()?;
+        let mut dump = StageDump::default();
+        let mut sequence = model.sequence();
+        for call in [&ids[..4], &ids[4..5], &ids[5..7], &ids[7..]] {
+            sequence.feed(call, &mut dump).ok()?;
+        }
+        let local = tiny.local(&dump, rows, Arithmetic::F32Sums);
+        let passes = local.stages.iter().all(|stage| stage.judge(&dump).passed);
+        passes.then_some(mutant.id)
+    };
+    let mutants = mutants();
+    let mut survivors: Vec<&str> = mutants.par_iter().filter_map(survives).collect();
+    let mut expected: Vec<&str> = OUT_OF_SIGHT.iter().map(|(id, _)| *id).collect();
+    survivors.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(survivors, expected);
 }
 
 /// The stages of the same layer that take a stage as input, and whether later layers take it.

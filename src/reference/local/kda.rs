@@ -186,8 +186,8 @@ pub fn recurrence(
 }
 
 impl HeadState {
-    /// K9 to K11 on the state and its errors; the derivation is in the module above
-    /// ([`super`], "The recurrence").
+    /// K9 to K11 on the state and its errors; derived in [`super`] under
+    /// "The recurrence".
     fn step(&mut self, rounding: &Rounding, s: &Step<'_>) -> Vec<Bounded> {
         let width = s.k.len();
         let step = rounding.step;
@@ -202,13 +202,13 @@ impl HeadState {
         for column in 0..width {
             let (write, own) = self.write(rounding, s, &key, key_norm, column);
             let mut local_squares = 0.0;
-            for row in 0..width {
+            for (row, (alpha, k)) in alpha.iter().zip(s.k).enumerate() {
                 let at = row * width + column;
-                let local = self.element(rounding, at, alpha[row], s.k[row], write);
+                let local = self.element(rounding, at, *alpha, *k, write);
                 local_squares += local * local;
                 // The errors of the decayed old value and of the written one.
-                let carried = alpha[row].value * self.errors[at];
-                self.errors[at] = carried + local + s.k[row].abs() * write.error;
+                let carried = alpha.value * self.errors[at];
+                self.errors[at] = carried + local + k.abs() * write.error;
             }
             let carried = contraction * self.norms[column];
             self.norms[column] = carried + local_squares.sqrt() + own_key_norm * own;

@@ -43,11 +43,12 @@
 //! Per head, a subject with S̃ = S + ε takes ã = α̃ ⊙ k rounded, ũ = Σ S̃_i·ã_i + ρ,
 //! δ̃ = β(v − ũ) + σ and S̃'_i = α̃_i·S̃_i + k_i·δ̃ + τ_i per column, so exactly
 //!
-//! ε' = (I − βkkᵀ)·diag(α)·ε + {(α̃_i − α_i)·S̃_i + τ_i}_i + k·(σ − β·(Σ S̃_i·(ã_i − α_i·k_i) + ρ)).
+//! ε' = (I − βkkᵀ)·diag(α)·ε + l + k·m with the local errors l_i = (α̃_i − α_i)·S̃_i + τ_i and
+//! m = σ − β·(Σ S̃_i·(ã_i − α_i·k_i) + ρ).
 //!
-//! Two bounds are carried. Element by element: α_i·E_i + its local error + |k_i|·(error of δ̃). This
-//! alone would grow like (1 + β‖k‖²)ᵗ when nothing decays, because it gives up the sign of the
-//! delta rule. By column: the norm of ε, whose factor ‖(I − βkkᵀ)·diag(α)‖ ≤
+//! Two bounds are carried. Element by element: α_i·E_i + |l_i| + |k_i|·(error of δ̃). This alone
+//! would grow like (1 + β‖k‖²)ᵗ when nothing decays, because it gives up the sign of the delta
+//! rule. By column: the norm of ε, whose factor ‖(I − βkkᵀ)·diag(α)‖ ≤
 //! max α · max(1, |1 − β‖k‖²|) is at most 1, so that it grows no faster than the number of tokens.
 //! Both hold after every token, so each takes what the other knows. q and u are read with the
 //! smaller of Σ|x_i|·E_i and ‖x‖·‖ε‖.

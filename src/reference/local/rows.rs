@@ -207,10 +207,10 @@ impl Rounding {
 
 /// The weights of a softmax: e^(s_i − M), each with the bound on its own error.
 ///
-/// A right subject has ẽ_i = e^(d̃_i)·(1 + f) with d̃_i = (s̃_i − M̃)·(1 + δ) and M̃ the same for all
-/// i, so a common factor e^(M − M̃) falls out of every ratio N/Z. What is left in the exponent is
-/// η_i = e_i + u·|s̃_i − M̃|, with |s̃_i − M̃| ≤ |s_i − M| + e_i + max e; the relative error of the
-/// weight is ρ_i = e^η_i·(1 + f) − 1. No blocks, no rescaling: one pass over all scores.
+/// A right subject has ẽ_i = e^(d̃_i)·(1 + f) with d̃_i = (s̃_i − M̃)·(1 + δ) and M̃ the same for
+/// all i, so a common factor e^(M − M̃) falls out of every ratio N/Z. What is left in the exponent
+/// is η_i = e_i + u·|s̃_i − M̃|, with |s̃_i − M̃| ≤ |s_i − M| + e_i + max e; the relative error of
+/// the weight is ρ_i = e^η_i·(1 + f) − 1. No blocks, no rescaling: one pass over all scores.
 #[derive(Debug, Clone, PartialEq)]
 pub struct SoftmaxWeights {
     weights: Vec<Bounded>,
