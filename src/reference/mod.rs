@@ -17,6 +17,7 @@ pub mod error;
 pub mod formulas;
 pub mod kda;
 pub mod layer;
+pub mod local;
 pub mod mla;
 pub mod model;
 pub mod moe;

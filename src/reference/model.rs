@@ -129,6 +129,30 @@ impl Model {
         &self.config
     }
 
+    /// ε of MLA's two low-rank norms the model was opened with (clause N3).
+    #[must_use]
+    pub fn mla_norm_eps(&self) -> f64 {
+        self.mla_norm_eps
+    }
+
+    /// The checkpoint it reads from.
+    #[must_use]
+    pub fn reader(&self) -> &Reader {
+        &self.reader
+    }
+
+    /// The weights of every layer, in order.
+    #[must_use]
+    pub fn layers(&self) -> &[LayerWeights] {
+        &self.layers
+    }
+
+    /// What stands after the last layer.
+    #[must_use]
+    pub fn closing(&self) -> &ClosingWeights {
+        &self.closing
+    }
+
     /// A new sequence: no token yet.
     #[must_use]
     pub fn sequence(&self) -> Sequence<'_> {

@@ -1,0 +1,31 @@
+//! The attention-residual mix with bounds (clauses R1 to R3).
+
+use super::arithmetic::Rounding;
+use super::bounded::Bounded;
+use super::rows::{BoundedRows, SoftmaxWeights};
+
+/// mix(b, s), token by token: score = row product of the rounded RMSNorm(t; 1) with the folded
+/// vector (exact: a product of two BF16 fits f32), softmax over the sources, Σ p·t with raw t.
+#[must_use]
+pub fn mix(
+    rounding: &Rounding,
+    banks: &[BoundedRows],
+    sum: &BoundedRows,
+    fold: &[f64],
+    eps: f64,
+) -> BoundedRows {
+    let mut out = BoundedRows::empty(sum.width);
+    for token in 0..sum.count() {
+        let mut sources: Vec<&[Bounded]> = banks.iter().map(|bank| bank.row(token)).collect();
+        sources.push(sum.row(token));
+        let score = |source: &&[Bounded]| {
+            let normed = rounding.normalise(source, eps);
+            rounding.row_product(fold, &normed)
+        };
+        let scores: Vec<Bounded> = sources.iter().map(score).collect();
+        let weights = SoftmaxWeights::new(rounding, &scores);
+        let column = |column| weights.mean(rounding, &sources, column);
+        out.items.extend((0..sum.width).map(column));
+    }
+    out
+}

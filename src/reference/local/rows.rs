@@ -1,0 +1,286 @@
+//! Rows of bounded numbers: the matrix product, the norms, and the softmax-weighted sum.
+
+use rayon::prelude::*;
+
+use super::arithmetic::{EVALUATION, Rounding};
+use super::bounded::{Bounded, Terms, gamma};
+use crate::reference::released::L2_NORM_EPS;
+use crate::reference::rows::{Matrix, dot};
+
+/// Rows (tokens) of one width, row-major.
+#[derive(Debug, Clone, PartialEq)]
+pub struct BoundedRows {
+    /// Values per row.
+    pub width: usize,
+    /// `count() * width` numbers.
+    pub items: Vec<Bounded>,
+}
+
+impl BoundedRows {
+    /// No rows yet.
+    #[must_use]
+    pub fn empty(width: usize) -> Self {
+        let items = Vec::new();
+        Self { width, items }
+    }
+
+    /// Numbers both sides have alike.
+    #[must_use]
+    pub fn exact(width: usize, values: &[f64]) -> Self {
+        debug_assert!(width == 0 || values.len().is_multiple_of(width));
+        let items = values.iter().copied().map(Bounded::exact).collect();
+        Self { width, items }
+    }
+
+    /// Number of rows.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.items.len().checked_div(self.width).unwrap_or(0)
+    }
+
+    /// Row `index`.
+    #[must_use]
+    pub fn row(&self, index: usize) -> &[Bounded] {
+        &self.items[index * self.width..][..self.width]
+    }
+
+    /// The rows in order.
+    pub fn iter(&self) -> std::slice::ChunksExact<'_, Bounded> {
+        self.items.chunks_exact(self.width.max(1))
+    }
+
+    /// Each row mapped to a row of width `width`.
+    #[must_use]
+    pub fn map(&self, width: usize, row: impl Fn(&[Bounded]) -> Vec<Bounded>) -> Self {
+        let items = self.iter().flat_map(row).collect();
+        Self { width, items }
+    }
+
+    /// Each number mapped.
+    #[must_use]
+    pub fn each(&self, item: impl Fn(Bounded) -> Bounded) -> Self {
+        let items = self.items.iter().map(|x| item(*x)).collect();
+        Self {
+            width: self.width,
+            items,
+        }
+    }
+
+    /// Two equally shaped sets of rows, number by number.
+    #[must_use]
+    pub fn zip(&self, other: &Self, item: impl Fn(Bounded, Bounded) -> Bounded) -> Self {
+        debug_assert_eq!(self.items.len(), other.items.len());
+        let pairs = self.items.iter().zip(&other.items);
+        Self {
+            width: self.width,
+            items: pairs.map(|(a, b)| item(*a, *b)).collect(),
+        }
+    }
+}
+
+/// From this many weights on, output rows are shared out over threads; each output is still one
+/// sum.
+const PARALLEL_WEIGHTS: usize = 1 << 18;
+
+/// A vector split into what the sums need of it.
+struct Split {
+    values: Vec<f64>,
+    magnitudes: Vec<f64>,
+    /// Empty when every number is exact.
+    errors: Vec<f64>,
+}
+
+impl Split {
+    fn new(x: &[Bounded]) -> Self {
+        let is_exact = x.iter().all(|x| x.error == 0.0);
+        let errors = x.iter().map(|x| x.error);
+        Self {
+            values: x.iter().map(|x| x.value).collect(),
+            magnitudes: x.iter().map(|x| x.magnitude()).collect(),
+            errors: if is_exact {
+                Vec::new()
+            } else {
+                errors.collect()
+            },
+        }
+    }
+
+    /// The sum of products with a row of exact weights; `sizes` is their absolute values.
+    fn terms(&self, weights: &[f64], sizes: &[f64]) -> Terms {
+        let is_exact = self.errors.is_empty();
+        Terms {
+            count: weights.len(),
+            value: dot(weights, &self.values),
+            magnitude: dot(sizes, &self.magnitudes),
+            propagated: if is_exact {
+                0.0
+            } else {
+                dot(sizes, &self.errors)
+            },
+        }
+    }
+}
+
+impl Rounding {
+    /// Σ w·x over exact weights in the wide precision, then one rounding.
+    #[must_use]
+    pub fn row_product(&self, weights: &[f64], x: &[Bounded]) -> Bounded {
+        let sizes: Vec<f64> = weights.iter().map(|w| w.abs()).collect();
+        let sum = self.wide.sum(Split::new(x).terms(weights, &sizes));
+        self.step.round(sum)
+    }
+
+    /// W·x for every row x of `input`; every output is one [`Rounding::row_product`].
+    #[must_use]
+    pub fn apply(&self, matrix: &Matrix, input: &BoundedRows) -> BoundedRows {
+        debug_assert_eq!(input.width, matrix.columns());
+        let (outputs, tokens) = (matrix.rows(), input.count());
+        let split: Vec<Split> = input.iter().map(Split::new).collect();
+        let mut turned = vec![Bounded::default(); outputs * tokens];
+        let fill = |buffers: &mut [Vec<f64>; 2], (output, row): (usize, &mut [Bounded])| {
+            let [widened, sizes] = buffers;
+            let weights = matrix.row(output, widened);
+            sizes.clear();
+            sizes.extend(weights.iter().map(|w| w.abs()));
+            for (out, x) in row.iter_mut().zip(&split) {
+                *out = self.step.round(self.wide.sum(x.terms(weights, sizes)));
+            }
+        };
+        let buffers = <[Vec<f64>; 2]>::default;
+        if outputs * matrix.columns() >= PARALLEL_WEIGHTS {
+            let shares = turned.par_chunks_mut(tokens.max(1)).enumerate();
+            shares.with_min_len(16).for_each_init(buffers, fill);
+        } else {
+            let mut buffers = buffers();
+            let shares = turned.chunks_mut(tokens.max(1)).enumerate();
+            shares.for_each(|share| fill(&mut buffers, share));
+        }
+        let mut out = BoundedRows::exact(outputs, &vec![0.0; outputs * tokens]);
+        for (output, row) in turned.chunks(tokens.max(1)).enumerate() {
+            for (token, value) in row.iter().enumerate() {
+                out.items[token * outputs + output] = *value;
+            }
+        }
+        out
+    }
+
+    /// 1/√(Σx²/divisor + ε), all of it in the wide precision.
+    fn inverse_root(&self, x: &[Bounded], divisor: usize, eps: f64) -> Bounded {
+        let mut squares = Terms::default();
+        x.iter().for_each(|x| squares.push(*x, *x));
+        let wide = self.wide;
+        let mut mean = wide.sum(squares);
+        if divisor != 1 {
+            mean = wide.div(mean, Bounded::exact(divisor as f64));
+        }
+        let root = wide.sqrt(wide.add(mean, wide.constant(eps)));
+        wide.div(Bounded::exact(1.0), root)
+    }
+
+    /// RMSNorm: (x·r)·w in the wide precision, one rounding at the end.
+    #[must_use]
+    pub fn rms_norm(&self, x: &[Bounded], weight: &[f64], eps: f64) -> Vec<Bounded> {
+        let inverse = self.inverse_root(x, x.len(), eps);
+        let item = |(x, w): (&Bounded, &f64)| {
+            let normed = self.wide.mul(*x, inverse);
+            self.step.round(self.wide.mul(normed, Bounded::exact(*w)))
+        };
+        x.iter().zip(weight).map(item).collect()
+    }
+
+    /// RMSNorm with weight 1: x·r, one rounding.
+    #[must_use]
+    pub fn normalise(&self, x: &[Bounded], eps: f64) -> Vec<Bounded> {
+        let inverse = self.inverse_root(x, x.len(), eps);
+        let item = |x: &Bounded| self.step.round(self.wide.mul(*x, inverse));
+        x.iter().map(item).collect()
+    }
+
+    /// t/√(Σt² + 1e-6): x·r, one rounding.
+    #[must_use]
+    pub fn l2_norm(&self, head: &[Bounded]) -> Vec<Bounded> {
+        let inverse = self.inverse_root(head, 1, L2_NORM_EPS);
+        let item = |x: &Bounded| self.step.round(self.wide.mul(*x, inverse));
+        head.iter().map(item).collect()
+    }
+}
+
+/// The weights of a softmax: e^(s_i − M), each with the bound on its own error.
+///
+/// A right subject has ẽ_i = e^(d̃_i)·(1 + f) with d̃_i = (s̃_i − M̃)·(1 + δ) and M̃ the same for
+/// all i, so a common factor e^(M − M̃) falls out of every ratio N/Z. What is left in the exponent
+/// is η_i = e_i + u·|s̃_i − M̃|, with |s̃_i − M̃| ≤ |s_i − M| + e_i + max e; the relative error of
+/// the weight is ρ_i = e^η_i·(1 + f) − 1. No blocks, no rescaling: one pass over all scores.
+#[derive(Debug, Clone, PartialEq)]
+pub struct SoftmaxWeights {
+    weights: Vec<Bounded>,
+    /// Z = Σ e.
+    sum: f64,
+    /// Z minus the errors of its terms: the least the subject's can be.
+    least: f64,
+}
+
+impl SoftmaxWeights {
+    /// The weights of some scores, at least one.
+    #[must_use]
+    pub fn new(rounding: &Rounding, scores: &[Bounded]) -> Self {
+        let values = scores.iter().map(|s| s.value);
+        let maximum = values.fold(f64::NEG_INFINITY, f64::max);
+        let shift_error = scores.iter().map(|s| s.error).fold(0.0, f64::max);
+        let (relative, underflow) = rounding.exp_error();
+        let step = rounding.step;
+        let weight = |score: &Bounded| {
+            let distance = score.value - maximum;
+            let reach = distance.abs() + score.error + shift_error;
+            let own = step.roundoff * reach + step.tiny + EVALUATION * distance.abs();
+            let exponent = score.error + own;
+            let value = distance.exp();
+            let ratio = exponent.exp_m1() + exponent.exp() * relative;
+            Bounded {
+                value,
+                error: value * ratio + underflow * shift_error.exp(),
+            }
+        };
+        let weights: Vec<Bounded> = scores.iter().map(weight).collect();
+        let sum: f64 = weights.iter().map(|w| w.value).sum();
+        let least = sum - weights.iter().map(|w| w.error).sum::<f64>();
+        Self {
+            weights,
+            sum,
+            least,
+        }
+    }
+
+    /// Column `column` of N/Z = Σ e·v / Σ e, rounded once.
+    ///
+    /// With out = N/Z, Σ e_i·(v_i − out) = 0, so the errors r_i of the weights move it by exactly
+    /// Σ r_i·(v_i − out) / Z̃: what all values have in common is not moved. On top come the errors
+    /// of the values, weighted; γ(n + 1) on the terms of N (one more than a sum of n products, for
+    /// subjects that divide each weight by Z first) and γ(n) on Z; one division.
+    #[must_use]
+    pub fn mean(&self, rounding: &Rounding, values: &[&[Bounded]], column: usize) -> Bounded {
+        let of = |row: &&[Bounded]| row[column];
+        let pairs = || self.weights.iter().copied().zip(values.iter().map(of));
+        let total: f64 = pairs().map(|(w, v)| w.value * v.value).sum();
+        let value = total / self.sum;
+        let (mut propagated, mut magnitude) = (0.0, 0.0);
+        for (weight, v) in pairs() {
+            propagated += weight.error * (v.value - value).abs() + weight.magnitude() * v.error;
+            magnitude += weight.magnitude() * v.magnitude();
+        }
+        if self.least.is_nan() || self.least <= 0.0 {
+            let error = f64::INFINITY;
+            return Bounded { value, error };
+        }
+        let count = values.len();
+        let both = |n| gamma(n, rounding.wide.roundoff) + gamma(n, EVALUATION);
+        let numerator = (propagated + both(count + 1) * magnitude) / self.least;
+        let underflow = (count + 1) as f64 * rounding.wide.tiny / self.least;
+        let quotient = Bounded {
+            value,
+            error: numerator + underflow,
+        };
+        let divided = quotient.widened(both(count + 1) * quotient.magnitude());
+        rounding.step.round(divided)
+    }
+}
