@@ -6,4 +6,5 @@
 
 pub mod checkpoint;
 pub mod config;
+pub mod simcache;
 pub mod stages;
