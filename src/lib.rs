@@ -5,6 +5,8 @@
 //! `src/README.md`; what the model computes is named by the clauses in [`clauses`].
 
 pub mod checkpoint;
+pub mod cli;
 pub mod config;
+pub mod report;
 pub mod simcache;
 pub mod stages;

@@ -4,13 +4,13 @@
 //! is the running sum over those depths, kept apart by window. Below the largest group the curve
 //! is not defined: what is used together has to fit.
 
-use super::workload::{WINDOW_COUNT, Window, Workload};
+use super::workload::{ByWindow, WINDOW_COUNT, Window, Workload};
 
 /// A depth histogram while it is being filled.
 #[derive(Debug)]
 pub struct Depths {
     by_window: [Vec<u64>; WINDOW_COUNT],
-    repeats: [u64; WINDOW_COUNT],
+    repeats: ByWindow,
 }
 
 impl Depths {
@@ -58,19 +58,13 @@ pub struct Curve {
 }
 
 impl Curve {
-    /// Hits in one window with `slot_count` slots.
-    pub fn hits_in(&self, window: Window, slot_count: usize) -> u64 {
-        let hits = &self.hits[window as usize];
-        hits[slot_count.min(hits.len() - 1)]
-    }
-
     /// Hits in all windows.
     pub fn hits(&self, slot_count: usize) -> u64 {
         self.by_window(slot_count).iter().sum()
     }
 
     /// Hits of each window.
-    pub fn by_window(&self, slot_count: usize) -> [u64; WINDOW_COUNT] {
+    pub fn by_window(&self, slot_count: usize) -> ByWindow {
         std::array::from_fn(|window| {
             let hits = &self.hits[window];
             hits[slot_count.min(hits.len() - 1)]

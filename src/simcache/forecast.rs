@@ -12,7 +12,7 @@ use serde::Serialize;
 
 use super::shape::ModelShape;
 use super::statistics::{percent, rounded};
-use super::workload::{WINDOW_COUNT, Window};
+use super::workload::{ByWindow, Window, sum_over};
 
 /// Bytes of K3's packed trunk: what a token reads when nothing is held.
 pub const K3_TRUNK_BYTES: u64 = 108_810_000_000;
@@ -108,12 +108,12 @@ pub struct PolicyHits {
     /// Name in the report.
     pub name: String,
     /// Slots (ascending) and hits by window.
-    pub points: Vec<(usize, [u64; WINDOW_COUNT])>,
+    pub points: Vec<(usize, ByWindow)>,
 }
 
 impl PolicyHits {
     /// Hits at exactly this capacity.
-    pub fn at(&self, slot_count: usize) -> Option<&[u64; WINDOW_COUNT]> {
+    pub fn at(&self, slot_count: usize) -> Option<&ByWindow> {
         let place = self
             .points
             .binary_search_by_key(&slot_count, |point| point.0)
@@ -128,23 +128,13 @@ pub struct Demanded {
     /// Sizes of the model.
     pub shape: ModelShape,
     /// Windows that make up a decoded token's hit rate.
-    pub focus: Vec<Window>,
+    pub focus: &'static [Window],
     /// Requests by window.
-    pub request_counts: [u64; WINDOW_COUNT],
+    pub request_counts: ByWindow,
     /// Requests of one token: top-k times MoE layers.
     pub requests_per_token: u64,
     /// Chunks of the prefill: each reads the trunk once.
     pub prefill_chunk_count: u64,
-}
-
-impl Demanded {
-    /// Sum over the focus windows.
-    pub fn focused(&self, by_window: &[u64; WINDOW_COUNT]) -> u64 {
-        self.focus
-            .iter()
-            .map(|&window| by_window[window as usize])
-            .sum()
-    }
 }
 
 /// One forecast.
@@ -230,12 +220,12 @@ pub fn forecast(
     demanded: &Demanded,
     policy: &str,
     slot_count: usize,
-    hits: &[u64; WINDOW_COUNT],
+    hits: &ByWindow,
     trunk_held_bytes: u64,
 ) -> ForecastRow {
     let expert_bytes = demanded.shape.expert_bytes as f64;
-    let requests = demanded.focused(&demanded.request_counts);
-    let focused = demanded.focused(hits);
+    let requests = sum_over(demanded.focus, &demanded.request_counts);
+    let focused = sum_over(demanded.focus, hits);
     let missed = if requests == 0 {
         0.0
     } else {

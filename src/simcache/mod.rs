@@ -10,19 +10,28 @@
 //!
 //! It reads no weights and measures no disk: rates are arguments.
 
+pub mod budgets;
 pub mod cache;
 pub mod curve;
 pub mod forecast;
 pub mod generator;
+pub mod ladder;
 pub mod measured;
 pub mod optimum;
 pub mod order;
+pub mod page;
+pub mod plots;
 pub mod policy;
 pub mod random;
 pub mod recorded_run;
 pub mod replay;
+pub mod report;
 pub mod shape;
 pub mod stack_distance;
 pub mod statistics;
+pub mod study;
+pub mod tables;
+pub mod text;
 pub mod trace;
+pub mod view;
 pub mod workload;

@@ -17,7 +17,7 @@ use std::cmp::Reverse;
 use std::collections::BinaryHeap;
 
 use super::curve::{Curve, Depths};
-use super::workload::{Group, WINDOW_COUNT, Workload};
+use super::workload::{ByWindow, Group, WINDOW_COUNT, Workload};
 
 /// Next use of an expert that is never used again.
 const NEVER: u32 = u32::MAX - 1;
@@ -49,7 +49,7 @@ pub enum Admission {
 
 /// Hits by window with `slot_count` slots, replayed. With groups larger than the cache this is
 /// the best for the order in which [`SlotTable::waves`](super::cache::SlotTable::waves) serves.
-pub fn replay(workload: &Workload, slot_count: usize, admission: Admission) -> [u64; WINDOW_COUNT] {
+pub fn replay(workload: &Workload, slot_count: usize, admission: Admission) -> ByWindow {
     let next = next_uses(workload);
     let mut cache = Clairvoyant::new(workload.shape.expert_count(), slot_count, admission);
     let mut hits = [0; WINDOW_COUNT];

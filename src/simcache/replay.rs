@@ -2,7 +2,7 @@
 
 use super::cache::{CacheError, Requests, Reserve, Served, SlotTable};
 use super::policy::{DemandView, Policy};
-use super::workload::{Group, WINDOW_COUNT, Workload};
+use super::workload::{ByWindow, Group, WINDOW_COUNT, Workload};
 
 /// Replays with a policy; hits by window. A batch larger than the cache is an error, a union is
 /// served in waves.
@@ -11,7 +11,7 @@ pub fn replay(
     slot_count: usize,
     policy: Box<dyn Policy>,
     reserve: Reserve,
-) -> Result<[u64; WINDOW_COUNT], CacheError> {
+) -> Result<ByWindow, CacheError> {
     let mut hits = [0; WINDOW_COUNT];
     let mut table = SlotTable::new(workload.shape.expert_count(), slot_count, policy)?;
     for group in &workload.groups {

@@ -9,22 +9,53 @@ use std::ops::Range;
 
 use super::cache::Requests;
 use super::shape::ModelShape;
-use super::trace::{Demand, Phase, Trace};
+use super::trace::{Demand, Phase, Step, Trace};
 
 /// Number of windows that hits are counted in.
-pub const WINDOW_COUNT: usize = 4;
+pub const WINDOW_COUNT: usize = 6;
 
-/// Which part of a run a step belongs to. Every step is in exactly one.
+/// Which part of a run a group belongs to; every group is in exactly one. What is learned from a
+/// trace is learned on the first part and judged on the rest, so the parts are kept apart.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 pub enum Window {
     /// Prompt positions.
     Prefill = 0,
-    /// Single new positions, but for the last.
-    Decode = 1,
+    /// The first half of the single new positions.
+    DecodeFirst = 1,
+    /// The rest of them, but for the last.
+    DecodeRest = 2,
     /// The last single position: the one a measured run reports.
-    LastDecode = 2,
-    /// Recomputed prefixes, and traces whose order does not tell.
-    Other = 3,
+    DecodeLast = 3,
+    /// First half of recomputed prefixes and of traces whose order does not tell.
+    OtherFirst = 4,
+    /// The rest of those.
+    OtherRest = 5,
+}
+
+impl Window {
+    /// Single new positions.
+    pub const DECODE: &'static [Window] =
+        &[Window::DecodeFirst, Window::DecodeRest, Window::DecodeLast];
+    /// Everything.
+    pub const ALL: &'static [Window] = &[
+        Window::Prefill,
+        Window::DecodeFirst,
+        Window::DecodeRest,
+        Window::DecodeLast,
+        Window::OtherFirst,
+        Window::OtherRest,
+    ];
+    /// The part that is judged when something was learned on the part before.
+    pub const JUDGED: &'static [Window] =
+        &[Window::DecodeRest, Window::DecodeLast, Window::OtherRest];
+}
+
+/// Counts by window.
+pub type ByWindow = [u64; WINDOW_COUNT];
+
+/// Sum of the counts of some windows.
+pub fn sum_over(windows: &[Window], counts: &ByWindow) -> u64 {
+    windows.iter().map(|&window| counts[window as usize]).sum()
 }
 
 /// Experts looked up together.
@@ -56,7 +87,7 @@ pub struct Workload {
     /// Experts of all demands, in request order.
     pub demanded: Vec<u32>,
     /// Requests per window.
-    pub request_counts: [u64; WINDOW_COUNT],
+    pub request_counts: ByWindow,
     /// Largest group: a cache must hold it, except that unions are served in waves.
     pub largest_group: usize,
 }
@@ -86,12 +117,11 @@ impl Workload {
             request_counts: [0; WINDOW_COUNT],
             largest_group: 0,
         };
-        let windows = windows_of_steps(trace);
+        let windows = windows_of_demands(trace);
         let mut seen = vec![u32::MAX; trace.shape.expert_count()];
         let mut first = 0;
         while first < trace.demands.len() {
-            let demand = &trace.demands[first];
-            let window = windows[trace.chunks[demand.chunk as usize].step as usize];
+            let window = windows[first];
             let end = match requests {
                 Requests::Single => {
                     workload.push_singly(trace, first, window);
@@ -200,16 +230,35 @@ fn observe(demands: &[Demand]) -> Vec<ObservedDemand> {
     observed
 }
 
-fn windows_of_steps(trace: &Trace) -> Vec<Window> {
-    let last_decode = trace
+/// The window of each demand.
+fn windows_of_demands(trace: &Trace) -> Vec<Window> {
+    let decode = |step: &Step| step.phase == Phase::Decode;
+    let last_decode = trace.steps.iter().rposition(decode);
+    let mut first_half = trace.steps.iter().filter(|step| decode(step)).count() / 2;
+    let of_step: Vec<Option<Window>> = trace
         .steps
         .iter()
-        .rposition(|step| step.phase == Phase::Decode);
-    let window = |(index, step): (usize, &super::trace::Step)| match step.phase {
-        Phase::Prefill => Window::Prefill,
-        Phase::Decode if Some(index) == last_decode => Window::LastDecode,
-        Phase::Decode => Window::Decode,
-        Phase::Recompute | Phase::Unknown => Window::Other,
+        .enumerate()
+        .map(|(index, step)| match step.phase {
+            Phase::Prefill => Some(Window::Prefill),
+            Phase::Decode if Some(index) == last_decode => Some(Window::DecodeLast),
+            Phase::Decode if first_half > 0 => {
+                first_half -= 1;
+                Some(Window::DecodeFirst)
+            }
+            Phase::Decode => Some(Window::DecodeRest),
+            Phase::Recompute | Phase::Unknown => None,
+        })
+        .collect();
+    let half = trace.demands.len() / 2;
+    let window = |(index, demand): (usize, &Demand)| {
+        let step = trace.chunks[demand.chunk as usize].step as usize;
+        let other = if index < half {
+            Window::OtherFirst
+        } else {
+            Window::OtherRest
+        };
+        of_step[step].unwrap_or(other)
     };
-    trace.steps.iter().enumerate().map(window).collect()
+    trace.demands.iter().enumerate().map(window).collect()
 }

@@ -220,4 +220,10 @@ pub enum TraceError {
     /// The checksum does not fit.
     #[error("the checksum does not fit: the trace was changed after it was written")]
     Checksum,
+    /// Traces that are to be studied together come from different models.
+    #[error("the traces have different {what}: they come from different models")]
+    DifferentModels {
+        /// What differs.
+        what: &'static str,
+    },
 }

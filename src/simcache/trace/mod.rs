@@ -170,6 +170,56 @@ impl Trace {
         }
         part
     }
+
+    /// Puts another trace after this one, as if the sequences ran one after the other. The models
+    /// must be the same; decisions are dropped, since a warm cache decides otherwise.
+    pub fn append(&mut self, other: &Trace) -> Result<(), TraceError> {
+        if self.shape != other.shape {
+            return Err(TraceError::DifferentModels { what: "sizes" });
+        }
+        let identity = |trace: &Trace| {
+            trace
+                .header
+                .as_ref()
+                .map(|header| header.checkpoint_identity)
+                .filter(|id| *id != [0; 32])
+        };
+        if let (Some(mine), Some(others)) = (identity(self), identity(other))
+            && mine != others
+        {
+            return Err(TraceError::DifferentModels {
+                what: "checkpoint identities",
+            });
+        }
+        let joined = self.requests.len() as u64 + other.requests.len() as u64;
+        if joined > u64::from(u32::MAX) {
+            return Err(TraceError::TooLarge {
+                bytes: 4 * joined,
+                limit: 4 * u64::from(u32::MAX),
+            });
+        }
+        let (requests, demands) = (self.requests.len() as u32, self.demands.len() as u32);
+        let (chunks, steps) = (self.chunks.len() as u32, self.steps.len() as u32);
+        self.requests.extend_from_slice(&other.requests);
+        self.demands
+            .extend(other.demands.iter().map(|demand| Demand {
+                chunk: demand.chunk + chunks,
+                first: demand.first + requests,
+                ..*demand
+            }));
+        self.chunks.extend(other.chunks.iter().map(|c| Chunk {
+            step: c.step + steps,
+            ..*c
+        }));
+        self.steps.extend_from_slice(&other.steps);
+        self.prefetches
+            .extend(other.prefetches.iter().map(|prefetch| Prefetch {
+                before_demand: prefetch.before_demand + demands,
+                experts: prefetch.experts.clone(),
+            }));
+        self.decisions.clear();
+        Ok(())
+    }
 }
 
 /// Reads a trace file of either kind: ours if it starts with the magic, else headerless pairs
