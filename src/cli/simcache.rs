@@ -146,7 +146,7 @@ fn verdict(report: &Report) -> SimcacheExit {
     if ladder_differs || run.is_some_and(|run| run.replayed.is_some() && run.difference.is_some()) {
         return SimcacheExit::Disagrees;
     }
-    let main = report.views.last();
+    let main = report.views.first();
     let refused = main.is_some_and(|view| view.rows.iter().all(|row| row.refused.is_some()));
     if refused || run.is_some_and(|run| run.replayed.is_none()) {
         return SimcacheExit::Incomplete;

@@ -11,7 +11,8 @@ pub struct Page {
 }
 
 const STYLE: &str = "\
-body{font:15px/1.45 system-ui,sans-serif;color:#222;max-width:62rem;margin:2rem auto;padding:0 1rem}\
+body{font:15px/1.45 system-ui,sans-serif;color:#222;max-width:62rem;margin:2rem auto;\
+padding:0 1rem}\
 h1{font-size:1.5rem;margin:0 0 .3rem}h2{font-size:1.15rem;margin:2rem 0 .5rem;\
 border-bottom:1px solid #ccc;padding-bottom:.2rem}\
 table{border-collapse:collapse;margin:.6rem 0;font-size:13px;font-variant-numeric:tabular-nums}\

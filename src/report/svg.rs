@@ -181,7 +181,7 @@ impl Canvas<'_> {
         let (on, period) = (6 * FINE, 10 * FINE);
         let mut travelled = 0;
         let mut dash: Vec<Fine> = Vec::new();
-        for pair in points.windows(2) {
+        for pair in spaced(points, 3 * FINE).windows(2) {
             let (dx, dy) = (pair[1].0 - pair[0].0, pair[1].1 - pair[0].1);
             let steps = dx.abs().max(dy.abs());
             for step in 0..steps {
@@ -299,6 +299,20 @@ impl Canvas<'_> {
             },
         );
     }
+}
+
+/// The points that are at least `least` apart, with both ends: a staircase has no even dashes.
+fn spaced(points: &[Fine], least: i32) -> Vec<Fine> {
+    let mut kept: Vec<Fine> = Vec::new();
+    for (index, &point) in points.iter().enumerate() {
+        let far = kept.last().is_none_or(|last: &Fine| {
+            (point.0 - last.0).abs().max((point.1 - last.1).abs()) >= least
+        });
+        if far || index + 1 == points.len() {
+            kept.push(point);
+        }
+    }
+    kept
 }
 
 /// Labels are ASCII: widths are estimated, and fonts may lack anything else.

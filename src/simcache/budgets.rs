@@ -4,9 +4,10 @@ use super::curve::Curve;
 use super::forecast::{
     Budget, Demanded, ForecastRow, Machine, PolicyHits, TooSmall, best_split, forecast as row_for,
 };
+use super::policy::PolicyName;
 use super::report::{Forecast, PinnedRow, Recommendation, SplitCurve, SplitPoint};
 use super::shape::ModelShape;
-use super::statistics::{HotExpert, percent, rounded};
+use super::statistics::{HotExpert, percent, rounded_fine};
 use super::trace::{Phase, Trace};
 use super::view::{Studied, ViewPlan, requests_per_token, trained_pins};
 use super::workload::{Window, sum_over};
@@ -19,8 +20,8 @@ const LARGE_MODEL_BYTES: u64 = 100_000_000_000;
 const SPLIT_COUNT: usize = 4;
 /// Points of a split curve besides the replayed capacities.
 const SPLIT_POINTS: usize = 40;
-/// Pins are recommended from this gain on, points.
-const PIN_GAIN_POINTS: f64 = 1.0;
+/// The least gain in points that counts, however many requests there are.
+const LEAST_GAIN_POINTS: f64 = 1.0;
 /// Pins listed.
 const PIN_LIST: usize = 32;
 
@@ -60,11 +61,12 @@ pub fn forecast(
         splits: Vec::new(),
         recommendations: Vec::new(),
     };
+    let chance = chance_points(sum_over(demanded.focus, &demanded.request_counts));
     for budget in budgets {
         let (memory, rows) = match *budget {
             Budget::Memory { bytes } => {
                 let split = |hits: &PolicyHits| best_split(bytes, machine, &demanded, hits);
-                (bytes, budget_rows(&lru, &policies, &optimum, split))
+                (bytes, budget_rows(&lru, &policies, &optimum, chance, split))
             }
             Budget::Preset {
                 name,
@@ -82,7 +84,10 @@ pub fn forecast(
                     })
                 };
                 let memory = machine.fixed_bytes + held + expert_bytes;
-                (memory, budget_rows(&lru, &policies, &optimum, fixed))
+                (
+                    memory,
+                    budget_rows(&lru, &policies, &optimum, chance, fixed),
+                )
             }
         };
         let Some((best, rows)) = rows else {
@@ -108,25 +113,35 @@ pub fn forecast(
     Some(forecast)
 }
 
-/// The best row of a budget, and all its rows: LRU, the best policy if another, the optimum. Ties
-/// go to the higher hit rate, then to the order of the policies. Random replacement is a baseline,
-/// nothing to recommend.
+/// Gain in points below which a difference over `requests` requests may be chance: twice the
+/// largest standard error of a rate, and no less than a point.
+fn chance_points(requests: u64) -> f64 {
+    (100.0 / (requests.max(1) as f64).sqrt()).max(LEAST_GAIN_POINTS)
+}
+
+/// The recommended row of a budget, and all its rows: LRU, the recommended policy if another, the
+/// optimum. Ours is recommended unless another policy is quicker and hits more by at least
+/// `chance` points on this trace. Random replacement is a baseline, nothing to recommend.
 fn budget_rows(
     lru: &PolicyHits,
     policies: &[PolicyHits],
     optimum: &PolicyHits,
+    chance: f64,
     row: impl Fn(&PolicyHits) -> Option<ForecastRow>,
 ) -> Option<(ForecastRow, Vec<ForecastRow>)> {
-    let mut best: Option<ForecastRow> = None;
-    for row in policies
+    let ours = |row: &ForecastRow| row.policy == PolicyName::LayerCycle.as_str();
+    let mut candidates: Vec<ForecastRow> = policies
         .iter()
         .filter(|hits| hits.name != "random")
         .filter_map(&row)
-    {
+        .collect();
+    candidates.sort_by_key(|row| !ours(row));
+    let mut best: Option<ForecastRow> = None;
+    for row in candidates {
         let better = |best: &ForecastRow| {
+            let points = if ours(best) { chance } else { 0.0 };
             row.seconds_per_token < best.seconds_per_token
-                || (row.seconds_per_token == best.seconds_per_token
-                    && row.hit_percent > best.hit_percent)
+                && row.hit_percent >= best.hit_percent + points
         };
         if best.as_ref().is_none_or(better) {
             best = Some(row);
@@ -191,7 +206,7 @@ pub fn demanded(trace: &Trace, studied: &Studied) -> Demanded {
 
 /// The replayed policies, LRU too.
 fn policy_hits(studied: &Studied, plan: &ViewPlan) -> Vec<PolicyHits> {
-    let hits = |(policy, hits): (&super::policy::PolicyName, &Vec<Option<_>>)| PolicyHits {
+    let hits = |(policy, hits): (&PolicyName, &Vec<Option<_>>)| PolicyHits {
         name: policy.as_str().to_string(),
         points: plan
             .slot_counts
@@ -247,7 +262,7 @@ fn recommend(
     if let Some(row) = pinned {
         let rate = |hits: u64| percent(hits, row.judged_request_count);
         let gain = rate(row.pinned_hits) - rate(row.best_hits);
-        if gain >= PIN_GAIN_POINTS && row.pin_count > 0 {
+        if gain >= chance_points(row.judged_request_count) && row.pin_count > 0 {
             pins = pin_list(studied, row.pin_count.min(PIN_LIST));
             reason +=
                 &format!("; pins gain {gain:.2} points on the part they were not learned from");
@@ -263,8 +278,9 @@ fn recommend(
     }
     Recommendation {
         memory_bytes: best.memory_bytes,
+        preset: best.preset,
         policy: best.policy.clone(),
-        trunk_held_gb: rounded(held as f64 / 1e9),
+        trunk_held_gb: rounded_fine(held as f64 / 1e9),
         slot_count: best.slot_count,
         pins,
         reason,
@@ -352,8 +368,8 @@ fn split_curve(
             |hits| row_for(machine, demanded, "", slot_count, hits, held).seconds_per_token;
         SplitPoint {
             slot_count,
-            expert_slot_gb: rounded(slot_bytes as f64 / 1e9),
-            trunk_held_gb: rounded(held as f64 / 1e9),
+            expert_slot_gb: rounded_fine(slot_bytes as f64 / 1e9),
+            trunk_held_gb: rounded_fine(held as f64 / 1e9),
             lru_seconds: seconds(&studied.lru.by_window(slot_count)),
             optimum_seconds: seconds(&studied.optimum.by_window(slot_count)),
             policy_seconds: policy.and_then(|hits| hits.at(slot_count)).map(seconds),

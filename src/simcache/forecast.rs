@@ -11,7 +11,7 @@
 use serde::Serialize;
 
 use super::shape::ModelShape;
-use super::statistics::{percent, rounded};
+use super::statistics::{percent, rounded_fine};
 use super::workload::{ByWindow, Window, sum_over};
 
 /// Bytes of K3's packed trunk: what a token reads when nothing is held.
@@ -249,13 +249,13 @@ pub fn forecast(
         expert_slot_bytes,
         trunk_held_bytes,
         hit_percent: percent(focused, requests),
-        expert_gb_per_token: rounded(expert_read / 1e9),
-        trunk_gb_per_token: rounded(trunk_read / 1e9),
-        expert_seconds: rounded(expert_read / rate),
-        trunk_seconds: rounded(trunk_read / rate),
-        seconds_per_token: rounded(seconds),
-        prefill_gb: prefill_read.map(|bytes| rounded(bytes / 1e9)),
-        prefill_seconds: prefill_read.map(|bytes| rounded(bytes / rate)),
+        expert_gb_per_token: rounded_fine(expert_read / 1e9),
+        trunk_gb_per_token: rounded_fine(trunk_read / 1e9),
+        expert_seconds: rounded_fine(expert_read / rate),
+        trunk_seconds: rounded_fine(trunk_read / rate),
+        seconds_per_token: rounded_fine(seconds),
+        prefill_gb: prefill_read.map(|bytes| rounded_fine(bytes / 1e9)),
+        prefill_seconds: prefill_read.map(|bytes| rounded_fine(bytes / rate)),
     }
 }
 
@@ -285,7 +285,19 @@ pub fn fit_time(points: &[(f64, f64)]) -> Option<TimeFit> {
     if !slope.is_finite() || slope <= 0.0 {
         return None;
     }
-    let compute_seconds = rounded(mean_y - slope * mean_x);
+    let compute = mean_y - slope * mean_x;
+    // Computing takes no negative time: then the line goes through the origin.
+    let through_origin = || {
+        let xy: f64 = points.iter().map(|point| point.0 * point.1).sum();
+        let xx: f64 = points.iter().map(|point| point.0.powi(2)).sum();
+        xy / xx
+    };
+    let slope = if compute < 0.0 {
+        through_origin()
+    } else {
+        slope
+    };
+    let compute_seconds = rounded_fine(compute.max(0.0));
     Some(TimeFit {
         compute_seconds,
         disk_bytes_per_second: (1e9 / slope).round(),

@@ -14,7 +14,7 @@ use super::measured::Rung;
 use super::policy::PolicyName;
 use super::replay::replay;
 use super::report::{Measured, MeasuredModel, MeasuredRow};
-use super::statistics::{percent, rounded};
+use super::statistics::{percent, rounded, rounded_fine};
 use super::study::StudyPlan;
 use super::trace::Trace;
 use super::view::requests_per_token;
@@ -61,8 +61,9 @@ pub fn compare(trace: &Trace, rungs: &[Rung], plan: &StudyPlan) -> Option<Measur
                 } else {
                     &single
                 };
-                let policy = PolicyName::Lru.build(&trace.shape, rung.slot_count);
-                let hits = replay(workload, rung.slot_count, policy, *reserve).ok()?;
+                let slots = rung.slot_count.min(trace.shape.expert_count());
+                let policy = PolicyName::Lru.build(&trace.shape, slots);
+                let hits = replay(workload, slots, policy, *reserve).ok()?;
                 Some(hits[Window::DecodeLast as usize])
             };
             MODELS.iter().map(last).collect()
@@ -100,8 +101,8 @@ pub fn compare(trace: &Trace, rungs: &[Rung], plan: &StudyPlan) -> Option<Measur
         exact: models[deciding].exact_rungs == rungs.len(),
         largest_error_points: models[deciding].largest_error_points,
         tolerance_points: plan.tolerance_points,
-        largest_seconds_error: largest(&mut rows.iter().filter_map(seconds)).map(rounded),
-        largest_gb_error: largest(&mut rows.iter().filter_map(bytes)).map(rounded),
+        largest_seconds_error: largest(&mut rows.iter().filter_map(seconds)).map(rounded_fine),
+        largest_gb_error: largest(&mut rows.iter().filter_map(bytes)).map(rounded_fine),
         models,
         rows,
         time,
@@ -167,7 +168,7 @@ fn row(
         hits,
         forecast_percent,
         measured_gb: rung.expert_gb_per_token,
-        forecast_gb: rounded(missed * gb_per_token),
+        forecast_gb: rounded_fine(missed * gb_per_token),
         measured_seconds: rung.seconds_per_token,
         forecast_seconds: None,
     }
@@ -195,7 +196,7 @@ fn add_seconds(
     if let Some(time) = time {
         for (row, gb) in rows.iter_mut().zip(read) {
             let seconds = time.compute_seconds + gb * 1e9 / time.disk_bytes_per_second;
-            row.forecast_seconds = row.measured_seconds.map(|_| rounded(seconds));
+            row.forecast_seconds = row.measured_seconds.map(|_| rounded_fine(seconds));
         }
     }
     (time, given.is_none() && time.is_some())

@@ -58,22 +58,16 @@ pub fn replay(workload: &Workload, slot_count: usize, admission: Admission) -> B
         if slot_count == 0 {
             continue;
         }
-        let members: Vec<(u32, u32)> = group
-            .experts
-            .clone()
-            .map(|at| (workload.experts[at], next[at]))
-            .collect();
-        let (resident, missing): (Vec<_>, Vec<_>) = members
+        let (experts, next) = (workload.experts_of(group), &next[group.experts.clone()]);
+        let resident = experts
             .iter()
-            .partition(|member| cache.next_use[member.0 as usize] != NOWHERE);
-        hits[group.window as usize] += resident.len() as u64;
-        if members.len() <= slot_count {
-            cache.serve(&members);
-            continue;
-        }
-        let order: Vec<(u32, u32)> = resident.into_iter().chain(missing).collect();
-        for wave in order.chunks(slot_count) {
-            cache.serve(wave);
+            .filter(|&&expert| cache.holds(expert))
+            .count();
+        hits[group.window as usize] += resident as u64;
+        if experts.len() <= slot_count {
+            cache.serve(experts, next);
+        } else {
+            cache.serve_in_waves(experts, next);
         }
     }
     hits
@@ -83,8 +77,9 @@ pub fn replay(workload: &Workload, slot_count: usize, admission: Admission) -> B
 struct Clairvoyant {
     /// Next use of the residents, [`NOWHERE`] for the others.
     next_use: Vec<u32>,
-    /// Furthest first; entries that no longer agree with `next_use` are stale.
-    furthest: BinaryHeap<(u32, Reverse<u32>)>,
+    /// Furthest next use first, then the lower expert: next use in the high half, the expert's
+    /// complement in the low one. Entries that no longer agree with `next_use` are stale.
+    furthest: BinaryHeap<u64>,
     resident_count: usize,
     slot_count: usize,
     admission: Admission,
@@ -101,32 +96,51 @@ impl Clairvoyant {
         }
     }
 
-    fn serve(&mut self, members: &[(u32, u32)]) {
+    fn holds(&self, expert: u32) -> bool {
+        self.next_use[expert as usize] != NOWHERE
+    }
+
+    fn serve(&mut self, experts: &[u32], next: &[u32]) {
         if self.admission == Admission::MayBypass {
-            self.admit(members);
+            self.admit(experts, next);
             self.shrink_to(self.slot_count);
             return;
         }
-        for &(expert, _) in members {
+        for &expert in experts {
             let was = std::mem::replace(&mut self.next_use[expert as usize], NOWHERE);
             self.resident_count -= usize::from(was != NOWHERE);
         }
-        self.shrink_to(self.slot_count - members.len());
-        self.admit(members);
+        self.shrink_to(self.slot_count - experts.len());
+        self.admit(experts, next);
     }
 
-    fn admit(&mut self, members: &[(u32, u32)]) {
-        for &(expert, next) in members {
+    /// Residents first, then the missing ones, as many at a time as there are slots.
+    fn serve_in_waves(&mut self, experts: &[u32], next: &[u32]) {
+        let members = experts.iter().copied().zip(next.iter().copied());
+        let (resident, missing): (Vec<_>, Vec<_>) = members.partition(|one| self.holds(one.0));
+        let (experts, next): (Vec<u32>, Vec<u32>) = resident.into_iter().chain(missing).unzip();
+        for (experts, next) in experts
+            .chunks(self.slot_count)
+            .zip(next.chunks(self.slot_count))
+        {
+            self.serve(experts, next);
+        }
+    }
+
+    fn admit(&mut self, experts: &[u32], next: &[u32]) {
+        for (&expert, &next) in experts.iter().zip(next) {
             let was = std::mem::replace(&mut self.next_use[expert as usize], next);
             self.resident_count += usize::from(was == NOWHERE);
-            self.furthest.push((next, Reverse(expert)));
+            self.furthest
+                .push(u64::from(next) << 32 | u64::from(!expert));
         }
     }
 
     fn shrink_to(&mut self, count: usize) {
         while self.resident_count > count
-            && let Some((next, Reverse(expert))) = self.furthest.pop()
+            && let Some(entry) = self.furthest.pop()
         {
+            let (next, expert) = ((entry >> 32) as u32, !(entry as u32));
             if self.next_use[expert as usize] == next {
                 self.next_use[expert as usize] = NOWHERE;
                 self.resident_count -= 1;

@@ -14,14 +14,17 @@ pub fn page(report: &Report, plots: &[Plot]) -> String {
     for paragraph in head.replace("\n  ", " ").lines() {
         page.paragraph(paragraph);
     }
-    for view in &report.views {
-        view_section(&mut page, view, report, plots);
-    }
     let figure = |page: &mut Page, name: &str| {
         if let Some(plot) = plots.iter().find(|plot| plot.0 == name) {
             page.figure(&plot.1);
         }
     };
+    for (index, view) in report.views.iter().enumerate() {
+        view_section(&mut page, view, report, plots);
+        if index == 0 {
+            figure(&mut page, "orders");
+        }
+    }
     if let Some(forecast) = &report.forecast {
         page.section("Forecast");
         page.paragraph(&text::machine_words(&report.settings.machine));

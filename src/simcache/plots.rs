@@ -15,6 +15,9 @@ pub type Plot = (String, String);
 /// All plots of a report.
 pub fn plots(report: &Report) -> Result<Vec<Plot>, PlotError> {
     let mut plots = Vec::new();
+    if report.views.len() > 1 {
+        plots.push(("orders".to_string(), line_chart(&orders(report))?));
+    }
     for view in &report.views {
         let name = |what: &str| format!("{what}-{}", view.order);
         plots.push((name("hit-rate"), line_chart(&hit_rates(view, report))?));
@@ -170,7 +173,7 @@ fn hit_rates(view: &View, report: &Report) -> LineChart {
     ];
     if let Some(plateau) = &view.plateau {
         let words = format!(
-            "LRU: plateau {:.2} % ends, knee at {}",
+            "plateau {:.2} %, knee {}",
             plateau.hit_percent,
             number(plateau.to_slots as f64)
         );
@@ -196,6 +199,38 @@ fn hit_rates(view: &View, report: &Report) -> LineChart {
 /// Upper end of an axis of percentages up to `highest`.
 fn percent_top(highest: f64) -> f64 {
     (((highest + 8.0) / 10.0).ceil() * 10.0).clamp(10.0, 100.0)
+}
+
+/// The curves of all orders in one chart: what the order alone changes.
+fn orders(report: &Report) -> LineChart {
+    let colours = [Colour::Blue, Colour::Vermillion, Colour::Green];
+    let mut series = Vec::new();
+    for (view, colour) in report.views.iter().zip(colours) {
+        let order = view.order;
+        let lru = steps(view, &view.lru_curve.focus_hits);
+        series.push(line(&format!("lru, {order}"), lru, colour, 2));
+        let optimum = steps(view, &view.optimum_curve.focus_hits);
+        let name = format!("optimum, {order}");
+        series.push(Series {
+            dashed: true,
+            ..line(&name, optimum, colour, 2)
+        });
+    }
+    let highest = report
+        .views
+        .iter()
+        .map(|view| view.ceiling_percent)
+        .fold(0.0, f64::max);
+    LineChart {
+        title: "The same routing in two orders".to_string(),
+        subtitle: "recorded computes the prefix again at every step; decode is what an engine \
+                   with carried state asks"
+            .to_string(),
+        x: Axis::logarithmic("expert slots (log scale)"),
+        y: Axis::linear("hit rate, %").within(0.0, percent_top(highest)),
+        series,
+        marks: Vec::new(),
+    }
 }
 
 fn bytes_per_token(view: &View, report: &Report) -> LineChart {
@@ -248,10 +283,11 @@ fn reuse_distances(view: &View) -> BarChart {
         .map(|bucket| (number(f64::from(bucket.from)), bucket.count as f64))
         .collect();
     let accent_from = bars.len();
-    bars.push(("first use".to_string(), view.first_use_count as f64));
+    bars.push(("first".to_string(), view.first_use_count as f64));
     BarChart {
         title: format!("Reuse distances, {}", view.order),
-        subtitle: "an LRU cache hits what lies left of its number of slots".to_string(),
+        subtitle: "an LRU cache hits what lies left of its number of slots; orange: first uses"
+            .to_string(),
         x_label: "distinct experts since the last use, from this many to twice as many".to_string(),
         y_label: "lookups".to_string(),
         bars,

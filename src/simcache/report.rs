@@ -26,7 +26,7 @@ pub struct Report {
     pub order: OrderReport,
     /// What was chosen.
     pub settings: Settings,
-    /// One study per order.
+    /// One study per order, the main one first.
     pub views: Vec<View>,
     /// Budgets, bytes and seconds.
     pub forecast: Option<Forecast>,
@@ -253,6 +253,8 @@ pub struct SplitPoint {
 pub struct Recommendation {
     /// Memory in all.
     pub memory_bytes: u64,
+    /// Preset, where it is one.
+    pub preset: Option<&'static str>,
     /// Policy.
     pub policy: String,
     /// Trunk to hold, GB.

@@ -112,9 +112,14 @@ fn mean_of<'a>(values: impl Iterator<Item = &'a u32>) -> f64 {
     }
 }
 
-/// Four decimals: enough for a report, short in JSON.
+/// Four decimals, for rates: enough for a report, short in JSON.
 pub fn rounded(value: f64) -> f64 {
     (value * 1e4).round() / 1e4
+}
+
+/// Nine decimals, for GB and seconds: small models read kilobytes.
+pub fn rounded_fine(value: f64) -> f64 {
+    (value * 1e9).round() / 1e9
 }
 
 /// `part` of `whole` in percent, four decimals; 0 of nothing is 0.

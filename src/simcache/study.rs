@@ -87,7 +87,7 @@ pub fn run(mut traces: Vec<Trace>, plan: &StudyPlan) -> Result<Report, StudyErro
     }
     let orders = orders(&traces, &recognition, plan)?;
     let recorded = join(&traces)?;
-    let main = &orders[orders.len() - 1].trace;
+    let main = &orders[0].trace;
     let (requests, requests_note) = unit(main, plan);
     let budgets = plan
         .budgets
@@ -103,7 +103,7 @@ pub fn run(mut traces: Vec<Trace>, plan: &StudyPlan) -> Result<Report, StudyErro
         full: true,
     };
     let views = study_orders(&orders, &view_plan);
-    let main_view = &views[views.len() - 1];
+    let main_view = &views[0];
     let forecast = budgets::forecast(main, main_view, &view_plan, &plan.machine, &budgets);
     let measured = match &plan.ladder {
         Some(rungs) => {
@@ -156,15 +156,15 @@ pub fn main_order(mut traces: Vec<Trace>, plan: &StudyPlan) -> Result<Trace, Stu
     for (trace, recognition) in traces.iter_mut().zip(&recognition) {
         order::mark_steps(trace, recognition);
     }
-    let mut orders = orders(&traces, &recognition, plan)?;
-    Ok(orders.pop().ok_or(StudyError::Empty)?.trace)
+    let orders = orders(&traces, &recognition, plan)?;
+    Ok(orders.into_iter().next().ok_or(StudyError::Empty)?.trace)
 }
 
 /// Studies every order; those beside the main one are shown for their curves only.
 fn study_orders(orders: &[OrderedTrace], plan: &ViewPlan) -> Vec<Studied> {
     let study_one = |(index, ordered): (usize, &OrderedTrace)| {
         let mut plan = plan.clone();
-        if index + 1 < orders.len() {
+        if index > 0 {
             plan.policies.retain(|policy| *policy == PolicyName::Lru);
             plan.full = false;
         }
@@ -175,7 +175,7 @@ fn study_orders(orders: &[OrderedTrace], plan: &ViewPlan) -> Vec<Studied> {
     orders.par_iter().enumerate().map(study_one).collect()
 }
 
-/// The orders to study, the main one last.
+/// The orders to study, the main one first.
 fn orders(
     traces: &[Trace],
     recognition: &[Recognition],
@@ -220,7 +220,7 @@ fn orders(
         caveat: None,
     };
     match plan.order {
-        Order::Auto => Ok(vec![recorded(artefact)?, decode]),
+        Order::Auto => Ok(vec![decode, recorded(artefact)?]),
         _ => Ok(vec![decode]),
     }
 }

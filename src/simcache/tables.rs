@@ -19,9 +19,23 @@ pub fn grouped(value: u64) -> String {
     number(value as f64)
 }
 
-/// Two decimals, or a dash.
-fn optional(value: Option<f64>) -> String {
+/// GB or seconds: two decimals, more where two would show nothing.
+pub fn amount(value: f64) -> String {
+    match value.abs() {
+        0.0 | 0.1.. => format!("{value:.2}"),
+        0.001.. => format!("{value:.4}"),
+        _ => format!("{value:.2e}"),
+    }
+}
+
+/// A rate in percent, or a dash.
+fn rate(value: Option<f64>) -> String {
     value.map_or("-".to_string(), |value| format!("{value:.2}"))
+}
+
+/// An amount, or a dash.
+fn optional(value: Option<f64>) -> String {
+    value.map_or("-".to_string(), amount)
 }
 
 /// Right-aligned columns, two spaces apart.
@@ -64,20 +78,16 @@ pub fn capacity_table(rows: &[Row], machine: &Machine) -> Table {
     }
     header.extend(["GB/token".into(), "s/token".into()]);
     let cells = |row: &Row| {
-        let mut cells = vec![
-            grouped(row.slot_count as u64),
-            format!("{:.2}", gb(row.slot_bytes)),
-        ];
+        let mut cells = vec![grouped(row.slot_count as u64), amount(gb(row.slot_bytes))];
         for policy in &policies {
             let result = row.policies.iter().find(|result| result.policy == *policy);
-            cells.push(optional(result.map(|result| result.hit_percent)));
+            cells.push(rate(result.map(|result| result.hit_percent)));
         }
-        let rate = |result: &Option<PolicyResult>| {
-            optional(result.as_ref().map(|result| result.hit_percent))
-        };
-        cells.push(rate(&row.optimum));
+        let hit =
+            |result: &Option<PolicyResult>| rate(result.as_ref().map(|result| result.hit_percent));
+        cells.push(hit(&row.optimum));
         if bypass {
-            cells.push(rate(&row.bypass));
+            cells.push(hit(&row.bypass));
         }
         let read = row.policies.iter().map(|result| result.expert_gb_per_token);
         let least = read.fold(f64::INFINITY, f64::min);
@@ -133,13 +143,11 @@ pub fn forecast_table(forecast: &Forecast) -> Table {
         let of_budget: Vec<&ForecastRow> = forecast
             .rows
             .iter()
-            .filter(|row| row.memory_bytes == advice.memory_bytes)
+            .filter(|row| (row.memory_bytes, row.preset) == (advice.memory_bytes, advice.preset))
             .collect();
         let by = |policy: &str| of_budget.iter().find(|row| row.policy == policy);
         let seconds = |row: Option<&&ForecastRow>| {
-            row.map_or("-".to_string(), |row| {
-                format!("{:.2}", row.seconds_per_token)
-            })
+            row.map_or("-".to_string(), |row| amount(row.seconds_per_token))
         };
         let Some(row) = by(&advice.policy) else {
             return Vec::new();
@@ -148,14 +156,14 @@ pub fn forecast_table(forecast: &Forecast) -> Table {
         vec![
             row.preset
                 .map_or(memory.clone(), |preset| format!("{preset} {memory}")),
-            format!("{:.2}", gb(row.trunk_held_bytes)),
+            amount(gb(row.trunk_held_bytes)),
             grouped(row.slot_count as u64),
             row.policy.clone(),
             format!("{:.2}", row.hit_percent),
-            format!("{:.2}", row.trunk_gb_per_token + row.expert_gb_per_token),
-            format!("{:.2}", row.trunk_seconds),
-            format!("{:.2}", row.expert_seconds),
-            format!("{:.2}", row.seconds_per_token),
+            amount(row.trunk_gb_per_token + row.expert_gb_per_token),
+            amount(row.trunk_seconds),
+            amount(row.expert_seconds),
+            amount(row.seconds_per_token),
             seconds(by("lru")),
             seconds(by("optimum")),
             optional(row.prefill_gb),
@@ -210,7 +218,7 @@ pub fn measured_table(measured: &Measured) -> Table {
             format!("{error:+.2}")
         });
         cells.push(optional(row.measured_gb));
-        cells.push(format!("{:.2}", row.forecast_gb));
+        cells.push(amount(row.forecast_gb));
         cells.push(optional(row.measured_seconds));
         cells.push(optional(row.forecast_seconds));
         cells

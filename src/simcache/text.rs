@@ -6,7 +6,7 @@ use std::fmt::Write as _;
 use super::forecast::Machine;
 use super::report::{Forecast, Measured, Report, Row, View};
 use super::tables::{
-    capacity_table, columns, forecast_table, gb, grouped, measured_table, pinned_table,
+    amount, capacity_table, columns, forecast_table, gb, grouped, measured_table, pinned_table,
 };
 
 const RULE: &str = "----------------------------------------------------------------";
@@ -79,7 +79,8 @@ fn head(out: &mut String, report: &Report) {
     line(
         out,
         &format!(
-            "Expert cache study: {} requests ({}), {} distinct experts, {} MoE layers, top-{} of {}",
+            "Expert cache study: {} requests ({}), {} distinct experts, {} MoE layers, top-{} \
+             of {}",
             grouped(trace.request_count as u64),
             trace.formats.join(", "),
             grouped(trace.distinct_count as u64),
@@ -93,11 +94,11 @@ fn head(out: &mut String, report: &Report) {
     line(
         out,
         &format!(
-            "one expert {} bytes; distinct ones {:.2} GB = {:.2} % of those layers' {:.2} GB",
+            "one expert {} bytes; distinct ones {} GB = {:.2} % of those layers' {} GB",
             grouped(shape.expert_bytes),
-            gb(distinct * shape.expert_bytes),
+            amount(gb(distinct * shape.expert_bytes)),
             100.0 * distinct as f64 / pool.max(1) as f64,
-            gb(pool * shape.expert_bytes)
+            amount(gb(pool * shape.expert_bytes))
         ),
     );
     if let Some(identity) = &trace.checkpoint_identity {
@@ -130,8 +131,8 @@ fn view_text(out: &mut String, view: &View, report: &Report) {
     line(
         out,
         &format!(
-            "{} requests, {} of the prompt; rates are about {} requests ({}); one token asks for {} \
-         experts = {:.2} GB: its working set",
+            "{} requests, {} of the prompt; rates are about {} requests ({}); one token asks for \
+             {} experts = {} GB: its working set",
             grouped(view.request_count),
             grouped(view.prefill_request_count),
             grouped(view.focus_request_count),
@@ -141,15 +142,15 @@ fn view_text(out: &mut String, view: &View, report: &Report) {
                 "all"
             },
             grouped(view.requests_per_token),
-            gb(view.requests_per_token * expert_bytes)
+            amount(gb(view.requests_per_token * expert_bytes))
         ),
     );
     line(
         out,
         &format!(
-            "{} distinct experts = {:.2} GB; a cache that holds them all hits {:.2} %",
+            "{} distinct experts = {} GB; a cache that holds them all hits {:.2} %",
             grouped(view.distinct_count as u64),
-            gb(view.distinct_count as u64 * expert_bytes),
+            amount(gb(view.distinct_count as u64 * expert_bytes)),
             view.ceiling_percent
         ),
     );
@@ -157,11 +158,11 @@ fn view_text(out: &mut String, view: &View, report: &Report) {
         line(
             out,
             &format!(
-                "LRU is flat at {:.2} % from {} to {} slots: the knee is at {:.2} GB",
+                "LRU is flat at {:.2} % from {} to {} slots: the knee is at {} GB",
                 plateau.hit_percent,
                 grouped(plateau.from_slots as u64),
                 grouped(plateau.to_slots as u64),
-                gb(plateau.to_slots as u64 * expert_bytes)
+                amount(gb(plateau.to_slots as u64 * expert_bytes))
             ),
         );
     }
@@ -189,7 +190,8 @@ fn statistics(out: &mut String, view: &View) {
         line(
             out,
             &format!(
-                "Pinned hottest and LRU: pins learned on the first part, judged on the last {} requests",
+                "Pinned hottest and LRU: pins learned on the first part, judged on the last {} \
+                 requests",
                 grouped(view.pinned[0].judged_request_count)
             ),
         );
@@ -249,9 +251,9 @@ fn forecast_text(out: &mut String, forecast: &Forecast, machine: &Machine) {
         line(
             out,
             &format!(
-                "{:.0} GB is too small: {:.2} GB are needed",
-                gb(small.memory_bytes),
-                gb(small.needed_bytes)
+                "{} GB is too small: {} GB are needed",
+                amount(gb(small.memory_bytes)),
+                amount(gb(small.needed_bytes))
             ),
         );
     }
@@ -280,24 +282,25 @@ fn forecast_text(out: &mut String, forecast: &Forecast, machine: &Machine) {
 }
 
 /// What the columns of the forecast are.
-pub(super) const FORECAST_LEGEND: &str = "memory and trunk (held in memory) in GB; the policy is the recommended one; trunk s and expert \
+pub(super) const FORECAST_LEGEND: &str = "\
+    memory and trunk (held in memory) in GB; the policy is the recommended one; trunk s and expert \
      s: seconds of reading for a decoded token; lru and optimum: seconds per token with them, each \
      at its own best split; pins: experts to pin, learned on the first part and judged on the rest";
 
 /// The assumptions of a forecast.
 pub(super) fn machine_words(machine: &Machine) -> String {
     format!(
-        "disk {:.2} GB/s ({}), {} s of computing per token, trunk {:.2} GB, {:.2} GB besides trunk \
+        "disk {} GB/s ({}), {} s of computing per token, trunk {} GB, {} GB besides trunk \
          and experts; reading and computing do not overlap",
-        machine.disk_bytes_per_second / 1e9,
+        amount(machine.disk_bytes_per_second / 1e9),
         if machine.disk_rate_given {
             "given"
         } else {
             "assumed: give --disk-gbs"
         },
         machine.compute_seconds_per_token,
-        gb(machine.trunk_bytes),
-        gb(machine.fixed_bytes)
+        amount(gb(machine.trunk_bytes)),
+        amount(gb(machine.fixed_bytes))
     )
 }
 
@@ -344,19 +347,21 @@ pub(super) fn measured_words(measured: &Measured) -> Vec<String> {
     });
     if let Some(error) = measured.largest_gb_error {
         words.push(format!(
-            "largest error of the experts read: {error:.2} GB a token"
+            "largest error of the experts read: {} GB a token",
+            amount(error)
         ));
     }
     if let (Some(time), Some(error)) = (measured.time, measured.largest_seconds_error) {
         words.push(format!(
-            "seconds: {:.2} s of computing and {:.2} GB/s ({}); largest error {error:.2} s",
-            time.compute_seconds,
-            time.disk_bytes_per_second / 1e9,
+            "seconds: {} s of computing and {} GB/s ({}); largest error {} s",
+            amount(time.compute_seconds),
+            amount(time.disk_bytes_per_second / 1e9),
             if measured.time_is_fitted {
                 "a line through these very rows: only the scatter is a test"
             } else {
                 "given"
-            }
+            },
+            amount(error)
         ));
     }
     words

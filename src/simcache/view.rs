@@ -13,7 +13,7 @@ use super::policy::pinned::PinnedLru;
 use super::replay::replay;
 use super::report::{CurveReport, PinnedRow, PolicyResult, Row, View};
 use super::stack_distance;
-use super::statistics::{distance_histogram, hottest, percent, plateau, reuse, rounded};
+use super::statistics::{distance_histogram, hottest, percent, plateau, reuse, rounded_fine};
 use super::trace::Trace;
 use super::workload::{ByWindow, Window, Workload, sum_over};
 
@@ -172,6 +172,8 @@ fn replay_grid(workload: &Workload, plan: &ViewPlan, lru: &Curve) -> Vec<Vec<Opt
             if policy == PolicyName::Lru && one_pass && slots >= workload.largest_group {
                 return Some(lru.by_window(slots));
             }
+            // Room for more experts than there are changes nothing.
+            let slots = slots.min(workload.shape.expert_count());
             let policy = policy.build(&workload.shape, slots);
             replay(workload, slots, policy, plan.reserve).ok()
         })
@@ -203,7 +205,7 @@ impl RowScale<'_> {
             prefill_hits: hits[Window::Prefill as usize],
             last_hits: hits[Window::DecodeLast as usize],
             hit_percent: percent(focus_hits, requests),
-            expert_gb_per_token: rounded(read / 1e9),
+            expert_gb_per_token: rounded_fine(read / 1e9),
         }
     }
 }
@@ -288,6 +290,7 @@ fn replay_pinned(workload: &Workload, plan: &ViewPlan) -> Vec<Option<ByWindow>> 
     slot_counts
         .par_iter()
         .map(|&slots| {
+            let slots = slots.min(experts);
             let pins = &ranked[..pin_count(slots).min(ranked.len())];
             let policy = Box::new(PinnedLru::new(slots, experts, pins));
             replay(workload, slots, policy, plan.reserve).ok()

@@ -105,6 +105,11 @@ impl Ruler {
                 (from - room, to + room)
             };
         }
+        // Widening must not leave the numbers that there are.
+        if logarithmic {
+            from = from.max(f64::MIN_POSITIVE);
+        }
+        (from, to) = (from.max(f64::MIN / 4.0), to.min(f64::MAX / 4.0));
         Ruler {
             scale: axis.scale,
             from,
@@ -121,7 +126,7 @@ impl Ruler {
         }
         let along = match self.scale {
             Scale::Linear => (value - self.from) / (self.to - self.from),
-            Scale::Logarithmic => (value / self.from).ln() / (self.to / self.from).ln(),
+            Scale::Logarithmic => (value.ln() - self.from.ln()) / (self.to.ln() - self.from.ln()),
         };
         let inside = (-1e-9..=1.0 + 1e-9).contains(&along);
         let (start, end) = (f64::from(self.start * FINE), f64::from(self.end * FINE));
@@ -147,20 +152,24 @@ impl Ruler {
 fn linear_ticks(from: f64, to: f64, count: usize) -> Vec<f64> {
     let rough = (to - from) / count.max(1) as f64;
     let magnitude = 10_f64.powf(rough.log10().floor());
-    let step = [1.0, 2.0, 5.0, 10.0]
+    // A little finer than asked for is better than twice as coarse.
+    let steps = [1.0, 2.0, 5.0, 10.0].map(|digit| digit * magnitude);
+    let step = steps
         .into_iter()
-        .map(|m| m * magnitude)
-        .find(|s| *s >= rough);
-    let step = step.unwrap_or(rough);
+        .find(|step| *step >= rough * 0.75)
+        .unwrap_or(rough);
     let first = (from / step - 1e-9).ceil() as i64;
     let last = (to / step + 1e-9).floor() as i64;
-    (first..=last.min(first + 50))
-        .map(|i| i as f64 * step)
+    (first..=last.min(first.saturating_add(50)))
+        .map(|tick| tick as f64 * step)
         .collect()
 }
 
 fn logarithmic_ticks(from: f64, to: f64, digits: &[f64]) -> Vec<f64> {
-    let decades = from.log10().floor() as i32..=to.log10().ceil() as i32;
+    let (first, last) = (from.log10().floor() as i32, to.log10().ceil() as i32);
+    // Twelve decades get a tick each; more than that, fewer.
+    let every = ((last - first) / 12).max(1) as usize;
+    let decades = (first..=last).step_by(every);
     let all = decades.flat_map(|decade| digits.iter().map(move |d| d * 10_f64.powi(decade)));
     all.filter(|value| *value >= from * (1.0 - 1e-9) && *value <= to * (1.0 + 1e-9))
         .collect()
@@ -168,6 +177,9 @@ fn logarithmic_ticks(from: f64, to: f64, digits: &[f64]) -> Vec<f64> {
 
 /// A number with thousands separators and no needless decimals.
 pub fn number(value: f64) -> String {
+    if value != 0.0 && !(1e-3..1e15).contains(&value.abs()) {
+        return format!("{value:.3e}");
+    }
     let rounded = (value * 1000.0).round() / 1000.0;
     let text = format!("{}", rounded.abs());
     let (whole, decimals) = match text.split_once('.') {

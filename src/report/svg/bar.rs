@@ -62,15 +62,7 @@ pub fn bar_chart(chart: &BarChart) -> Result<String, PlotError> {
         }
         let step = f64::from((RIGHT - LEFT) * FINE) / chart.bars.len().max(1) as f64;
         let edge = |bar: f64| LEFT * FINE + (bar * step).round() as i32;
-        // Every how many names there is room for one.
-        let widest = chart
-            .bars
-            .iter()
-            .map(|bar| text_width(&bar.0, TEXT_SIZE) + 10)
-            .max();
-        let every = (f64::from(widest.unwrap_or(1) * FINE) / step)
-            .ceil()
-            .max(1.0) as usize;
+        let mut named_to = i32::MIN;
         for (index, (name, value)) in chart.bars.iter().enumerate() {
             let accent = index >= chart.accent_from;
             let colour = if accent { Colour::Orange } else { Colour::Blue };
@@ -83,8 +75,11 @@ pub fn bar_chart(chart: &BarChart) -> Result<String, PlotError> {
                     canvas.text(&text, (middle, at / FINE - 9), LABEL);
                 }
             }
-            if index.is_multiple_of(every) {
+            // Names that would run into the one before are left out.
+            let half = text_width(name, TEXT_SIZE) / 2;
+            if middle - half > named_to + 6 {
                 canvas.text(name, (middle, BOTTOM + 14), LABEL);
+                named_to = middle + half;
             }
         }
         canvas.line((LEFT, BOTTOM), (RIGHT, BOTTOM), INK, 1);

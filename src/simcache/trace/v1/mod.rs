@@ -27,7 +27,7 @@
 //! | 3 demand | layer, position, then 1 to top-k distinct experts, in the router's order |
 //! | 4 prefetch | layer, then experts: loaded without being asked for |
 //! | 5 decision | layer, expert, outcome (0 hit, 1 loaded, 2 loaded over), victim layer, expert |
-//! | 255 end | records before this one, requests (two words each, low first), then 8 words: sha256 |
+//! | 255 end | records before this one, requests (two words each, low first), sha256 (8 words) |
 //!
 //! Decisions stand in request order (in the order of the unit: a union decides once per distinct
 //! expert of a chunk), whatever the threads did. They may be left out altogether. The sha256 in
