@@ -93,7 +93,10 @@ fn json_is_the_report_and_the_folder_holds_the_same() {
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(json["schema"], "k3-verify.simcache");
     assert_eq!(json["schema_version"], 1);
-    assert_eq!(json["recorded_run"]["difference"], serde_json::Value::Null);
+    assert_eq!(
+        json["recorded_runs"][0]["difference"],
+        serde_json::Value::Null
+    );
     assert_eq!(json["provenance"]["traces"][0], trace);
     let file = std::fs::read(Path::new(&out).join("report.json")).unwrap();
     assert_eq!(file, output.stdout);

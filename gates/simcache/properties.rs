@@ -5,14 +5,17 @@ use k3_verify::simcache::generator::from_rows;
 use k3_verify::simcache::optimum::{self, Admission};
 use k3_verify::simcache::order::{Recognition, recognise, relinearise};
 use k3_verify::simcache::policy::PolicyName;
+use k3_verify::simcache::recorded_run;
 use k3_verify::simcache::replay::replay;
 use k3_verify::simcache::shape::ModelShape;
 use k3_verify::simcache::stack_distance::{distances, lru_curve};
-use k3_verify::simcache::trace::{Trace, headerless};
+use k3_verify::simcache::trace::v1::MAGIC;
+use k3_verify::simcache::trace::{Trace, headerless, parse};
 use k3_verify::simcache::workload::{WINDOW_COUNT, Workload};
 use proptest::prelude::*;
 
 use crate::make::{hits, recomputed};
+use crate::trace_v1::recorded;
 
 /// Any sizes that stay small: layers 1..=4, experts 2..=10 each, top-k 1..=3.
 fn any_shape() -> impl Strategy<Value = ModelShape> {
@@ -181,6 +184,33 @@ proptest! {
             };
             prop_assert!(of(&whole) >= parts.iter().map(of).sum::<u64>());
         }
+    }
+
+    /// What the writer writes, the reader reads.
+    #[test]
+    fn written_traces_are_read_back((trace, _) in any_decode(), requests in units()) {
+        let slots = 12.max(trace.shape.top_k as usize);
+        let policy = PolicyName::LayerCycle;
+        let bytes = recorded(&trace, slots, policy, requests, Reserve::Late, 0);
+        let back = parse(&bytes, &ModelShape::K3).unwrap();
+        prop_assert_eq!(&back.requests, &trace.requests);
+        prop_assert_eq!(&back.demands, &trace.demands);
+        prop_assert_eq!(&back.steps, &trace.steps);
+        prop_assert_eq!(recorded_run::check(&back).unwrap().difference, None);
+    }
+
+    /// Any bytes at all, with and without our magic: an error or a trace, never a panic.
+    #[test]
+    fn any_bytes_are_parsed_or_refused(bytes in prop::collection::vec(any::<u8>(), 0..400)) {
+        let _ = parse(&bytes, &ModelShape::K3);
+        let ours = [&MAGIC[..], &bytes].concat();
+        prop_assert!(parse(&ours, &ModelShape::K3).is_err());
+        let mut damaged = crate::hostile::good();
+        for pair in bytes.chunks_exact(2).take(3) {
+            let at = (usize::from(pair[0]) * 3) % damaged.len();
+            damaged[at] ^= pair[1];
+        }
+        let _ = parse(&damaged, &ModelShape::K3);
     }
 
     /// Computing the prefix again at every step and then undoing it gives the same trace.

@@ -2,6 +2,7 @@
 
 use k3_verify::simcache::cache::{Requests, Reserve};
 use k3_verify::simcache::forecast::{K3_FIXED_BYTES, K3_TRUNK_BYTES};
+use k3_verify::simcache::generator;
 use k3_verify::simcache::measured;
 use k3_verify::simcache::optimum::{self, Admission};
 use k3_verify::simcache::order::{Recognition, mark_steps, recognise, relinearise};
@@ -211,4 +212,49 @@ fn the_committed_report_and_plots_are_those_of_the_real_trace() {
             "kimi-k3-{name}.svg is not what is drawn now"
         );
     }
+}
+
+/// Routing recorded elsewhere becomes a trace: the router ids of a tiny model's answers.
+#[test]
+fn a_trace_recorded_from_router_ids() {
+    let Some(path) = external("tiny-k3-a/expected.safetensors") else {
+        return;
+    };
+    let bytes = std::fs::read(path).unwrap();
+    let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
+    let ids = tensors.tensor("router_ids.released").unwrap();
+    let &[layers, positions, top_k] = ids.shape() else {
+        panic!("{:?}", ids.shape())
+    };
+    let shape = ModelShape {
+        layer_count: layers as u32 + 1,
+        first_moe_layer: 1,
+        experts_per_layer: 8,
+        top_k: top_k as u32,
+        expert_bytes: 3 * 48 * 64,
+    };
+    let mut ids = ids
+        .data()
+        .chunks_exact(4)
+        .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+    let rows: Vec<Vec<Vec<u32>>> = (0..layers)
+        .map(|_| {
+            (0..positions)
+                .map(|_| ids.by_ref().take(top_k).collect())
+                .collect()
+        })
+        .collect();
+    let trace = generator::from_rows(&shape, 20, &rows);
+    assert_eq!(trace.requests.len(), layers * positions * top_k);
+    let report = study::run(vec![trace], &crate::make::plan()).unwrap();
+    let view = &report.views[0];
+    assert_eq!(
+        (view.focus, view.requests_per_token),
+        ("decode", (layers * top_k) as u64)
+    );
+    let all = view.rows.last().unwrap();
+    assert_eq!(
+        all.policies[0].hits,
+        view.request_count - view.distinct_count as u64
+    );
 }

@@ -1,6 +1,7 @@
 //! Group F of the trials: what went wrong in other caches and simulators, tried here.
 
 use k3_verify::simcache::cache::{CacheError, Requests, Reserve, SlotTable};
+use k3_verify::simcache::generator;
 use k3_verify::simcache::optimum::{self, Admission};
 use k3_verify::simcache::policy::{Policy, PolicyName};
 use k3_verify::simcache::random::SplitMix64;
@@ -337,4 +338,29 @@ fn a_policy_that_gives_away_a_slot_in_use_is_caught() {
         replay(&workload, 4, Box::new(Careless), Reserve::Late)
     });
     assert!(caught.is_err(), "two experts in one slot go unnoticed");
+}
+
+#[test]
+fn a_cyclic_scan_gives_lru_nothing_below_its_working_set() {
+    let trace = generator::cyclic(&SMALL, 0, 16);
+    let workload = Workload::new(&trace, Requests::Batch);
+    // Twelve experts a layer, three at a time, five layers: a cycle of 60 experts.
+    let lru = lru_curve(&workload, &distances(&workload));
+    // A demand is looked up as a whole, so its last expert is two nearer than its first.
+    assert_eq!((lru.hits(57), lru.hits(60)), (0, 240 - 60));
+    assert!(optimum::curve(&workload).hits(30) > 60);
+}
+
+#[test]
+fn positions_can_only_be_kept_where_they_are_known() {
+    let mut plan = plan();
+    plan.keep_positions = Some(2);
+    let shape = ModelShape { top_k: 4, ..SMALL };
+    let ragged = headerless::from_requests(vec![13, 14, 15], &shape);
+    assert!(matches!(
+        run(vec![ragged], &plan).unwrap_err(),
+        StudyError::NoPositions(_)
+    ));
+    let report = run(vec![small_zipf(1)], &plan).unwrap();
+    assert_eq!(report.views[0].request_count, 2 * 15);
 }

@@ -86,7 +86,9 @@ fn judge(error: &anyhow::Error) -> (SimcacheExit, Option<&'static str>) {
             SimcacheExit::Incomplete,
             Some("--order recorded replays the trace as it is"),
         ),
-        Some(StudyError::NothingToMeasure) => (SimcacheExit::Incomplete, None),
+        Some(StudyError::NothingToMeasure | StudyError::NoPositions(_)) => {
+            (SimcacheExit::Incomplete, None)
+        }
         _ => (SimcacheExit::BadInput, hint),
     }
 }
@@ -138,17 +140,21 @@ fn read_ladder(path: &Path) -> anyhow::Result<Vec<measured::Rung>> {
 
 /// What was compared decides; then what could not be done.
 fn verdict(report: &Report) -> SimcacheExit {
-    let run = report.recorded_run.as_ref();
+    let runs = &report.recorded_runs;
     let ladder_differs = report
         .measured
         .as_ref()
         .is_some_and(|measured| measured.largest_error_points > measured.tolerance_points);
-    if ladder_differs || run.is_some_and(|run| run.replayed.is_some() && run.difference.is_some()) {
+    if ladder_differs
+        || runs
+            .iter()
+            .any(|run| run.replayed.is_some() && run.difference.is_some())
+    {
         return SimcacheExit::Disagrees;
     }
     let main = report.views.first();
     let refused = main.is_some_and(|view| view.rows.iter().all(|row| row.refused.is_some()));
-    if refused || run.is_some_and(|run| run.replayed.is_none()) {
+    if refused || runs.iter().any(|run| run.replayed.is_none()) {
         return SimcacheExit::Incomplete;
     }
     SimcacheExit::Conforms

@@ -164,6 +164,31 @@ fn zipf_weight(rank: u64, quarters: u32) -> u64 {
 mod tests {
     use super::*;
 
+    /// The generator's own vector: whoever writes it again can compare.
+    #[test]
+    fn the_first_requests_of_a_seed() {
+        let spec = ZipfSpec {
+            shape: ModelShape::K3,
+            prefill_positions: 2,
+            decode_positions: 1,
+            exponent_quarters: 4,
+            kept_share: (1, 3),
+            seed: 42,
+        };
+        let trace = zipf(&spec);
+        let experts: Vec<u16> = trace.requests[..32]
+            .iter()
+            .map(|&expert| trace.shape.key(expert).expert)
+            .collect();
+        assert_eq!(experts, FIRST_OF_SEED_42);
+        assert_eq!(trace.requests.len(), 3 * 92 * 16);
+    }
+
+    const FIRST_OF_SEED_42: [u16; 32] = [
+        722, 750, 837, 789, 443, 203, 638, 852, 590, 148, 289, 580, 663, 860, 415, 92, //
+        105, 749, 638, 569, 325, 178, 538, 203, 663, 289, 92, 789, 323, 722, 750, 523,
+    ];
+
     #[test]
     fn weights_are_the_powers_they_claim_to_be() {
         assert_eq!(zipf_weight(1, 4), 1 << 30);

@@ -54,7 +54,7 @@ pub fn page(report: &Report, plots: &[Plot]) -> String {
         figure(&mut page, "measured-seconds");
         page.list(&measured.differences);
     }
-    if let Some(run) = &report.recorded_run {
+    for run in &report.recorded_runs {
         page.section("Recorded run");
         let verdict = run
             .difference

@@ -32,8 +32,8 @@ pub struct Report {
     pub forecast: Option<Forecast>,
     /// Forecast against a measured ladder.
     pub measured: Option<Measured>,
-    /// The recording cache's log against a replay of its settings.
-    pub recorded_run: Option<RecordedRun>,
+    /// The recording caches' logs against replays of their settings, one per trace that has one.
+    pub recorded_runs: Vec<RecordedRun>,
     /// What the reader should know.
     pub notes: Vec<String>,
     /// Time, host, paths.

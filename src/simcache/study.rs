@@ -33,6 +33,9 @@ pub enum StudyError {
     /// A capacity that makes no sense.
     #[error("{0}")]
     Cache(#[from] CacheError),
+    /// `--positions` on a trace whose order does not tell positions.
+    #[error("cannot keep the first positions: {0}")]
+    NoPositions(String),
     /// A ladder measures the last single position, and there is none.
     #[error("a measured ladder needs single decoded positions, and the trace has none")]
     NothingToMeasure,
@@ -80,11 +83,12 @@ pub fn run(mut traces: Vec<Trace>, plan: &StudyPlan) -> Result<Report, StudyErro
     if plan.slot_counts.contains(&0) {
         return Err(CacheError::NoSlots.into());
     }
-    let recorded_run = traces.iter().find_map(recorded_run::check);
+    let recorded_runs = traces.iter().filter_map(recorded_run::check).collect();
     let recognition: Vec<Recognition> = traces.iter().map(order::recognise).collect();
     for (trace, recognition) in traces.iter_mut().zip(&recognition) {
         order::mark_steps(trace, recognition);
     }
+    check_positions(&recognition, plan)?;
     let orders = orders(&traces, &recognition, plan)?;
     let recorded = join(&traces)?;
     let main = &orders[0].trace;
@@ -112,7 +116,7 @@ pub fn run(mut traces: Vec<Trace>, plan: &StudyPlan) -> Result<Report, StudyErro
         None => None,
     };
     let finding = finding(&recognition, plan.order);
-    let notes = notes(&recorded, main_view, requests_note);
+    let notes = notes(&recorded, main_view, requests_note, plan.reserve);
     Ok(Report {
         schema: "k3-verify.simcache",
         schema_version: SCHEMA_VERSION,
@@ -137,10 +141,24 @@ pub fn run(mut traces: Vec<Trace>, plan: &StudyPlan) -> Result<Report, StudyErro
         views: views.into_iter().map(|studied| studied.view).collect(),
         forecast,
         measured,
-        recorded_run,
+        recorded_runs,
         notes,
         provenance: Provenance::default(),
     })
+}
+
+/// Positions can only be kept where they are known.
+fn check_positions(recognition: &[Recognition], plan: &StudyPlan) -> Result<(), StudyError> {
+    let unknown = recognition.iter().find_map(|found| match found {
+        Recognition::Unknown { reason } => Some(reason),
+        _ => None,
+    });
+    match unknown {
+        Some(reason) if plan.keep_positions.is_some() => {
+            Err(StudyError::NoPositions(reason.clone()))
+        }
+        _ => Ok(()),
+    }
 }
 
 fn policies(plan: &StudyPlan) -> Vec<PolicyName> {
@@ -156,6 +174,7 @@ pub fn main_order(mut traces: Vec<Trace>, plan: &StudyPlan) -> Result<Trace, Stu
     for (trace, recognition) in traces.iter_mut().zip(&recognition) {
         order::mark_steps(trace, recognition);
     }
+    check_positions(&recognition, plan)?;
     let orders = orders(&traces, &recognition, plan)?;
     Ok(orders.into_iter().next().ok_or(StudyError::Empty)?.trace)
 }
@@ -423,8 +442,19 @@ fn finding(recognition: &[Recognition], asked: Order) -> String {
     words.join("; ")
 }
 
-fn notes(recorded: &Trace, main: &Studied, requests_note: Option<String>) -> Vec<String> {
+fn notes(
+    recorded: &Trace,
+    main: &Studied,
+    requests_note: Option<String>,
+    reserve: Reserve,
+) -> Vec<String> {
     let mut notes: Vec<String> = requests_note.into_iter().collect();
+    if reserve == Reserve::Early && main.workload.requests != Requests::Single {
+        notes.push(
+            "LRU's curve at every capacity is for hits first; the table's column reserves early"
+                .to_string(),
+        );
+    }
     let repeated = repeats(recorded);
     if repeated > 0 {
         notes.push(format!(
@@ -444,7 +474,14 @@ fn notes(recorded: &Trace, main: &Studied, requests_note: Option<String>) -> Vec
         .reuse
         .as_ref()
         .map_or(0, |reuse| reuse.positions.len() + 1);
-    if main.view.focus == "decode" && positions < 100 {
+    let one = recorded
+        .steps
+        .iter()
+        .filter(|step| step.first_position == 0)
+        .count()
+        == 1;
+    let few = positions < 100 && (one || main.view.order == "decode");
+    if main.view.focus == "decode" && few {
         notes.push(format!(
             "the trace has {positions} positions of one sequence: it shows how routing repeats \
              from one token to the next and what a cold cache does with it; it cannot show a long \

@@ -24,7 +24,7 @@ pub fn text(report: &Report) -> String {
     if let Some(measured) = &report.measured {
         measured_text(&mut out, measured);
     }
-    if let Some(run) = &report.recorded_run {
+    for run in &report.recorded_runs {
         heading(&mut out, "Recorded run");
         let (policy, slots) = (&run.policy, run.slot_count);
         line(
