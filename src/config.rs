@@ -1,7 +1,43 @@
 //! The reader of `config.json` that refuses: every field is required, nothing has a default.
 //!
-//! It yields the raw fields of the released, nested form. What follows from them (layer kinds,
+//! It yields the raw fields of the released, nested form (`text_config`,
+//! `text_config.linear_attn_config`, `text_config.quantization_config`); no flat form, no second
+//! spelling of a key, no search in another place. What follows from the fields (layer kinds,
 //! banks, derived widths) is worked out by the engine and by the reference, each for itself.
+//!
+//! Choices: an integer must be written as one (`16.0` and `1.6e1` are refused, `1` for a real
+//! number is fine); a boolean must be a boolean; keys this reader does not know are accepted,
+//! since the release has a hundred that no computation reads. Everything missing or ill-typed is
+//! told in one message; what contradicts itself is told, again all at once, when nothing is.
+
+mod error;
+mod fields;
+mod rules;
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+use crate::checkpoint::foreign::Foreign;
+use crate::checkpoint::json::parse_document;
+use crate::checkpoint::link::LinkTrouble;
+
+pub use error::{ConfigError, ConfigProblem};
+use fields::Fields;
+
+/// Largest `config.json` read: the released one has 7,006 bytes.
+pub const MAX_CONFIG_BYTES: u64 = 16 << 20;
+
+/// Largest width or count accepted. Six times the released vocabulary, the largest size there is;
+/// any tensor of the plan, a product of at most three widths and an element size, then stays
+/// below 2^63 bytes, so no product of sizes can wrap.
+pub const MAX_SIZE: usize = 1 << 20;
+
+/// Most layers accepted: 44 times the released number.
+pub const MAX_LAYERS: usize = 4096;
+
+/// Columns that share one scale in MXFP4.
+pub const MXFP4_GROUP_COLUMNS: usize = 32;
 
 /// ε of the two low-rank norms in MLA (`q_a_layernorm`, `kv_a_layernorm`): the released code
 /// builds them without an ε, so its class default holds, not `rms_norm_eps`.
@@ -67,4 +103,81 @@ pub struct RawConfig {
     pub activation_situ_beta: f64,
     /// SiTU's cap on the linear part.
     pub activation_situ_linear_beta: f64,
+    /// Ids of the control tokens, wherever the file names them. No computation reads them.
+    pub token_ids: TokenIds,
+}
+
+/// The control ids of the two places that name them; the release has them in both.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct TokenIds {
+    /// At the root of the file.
+    pub root: SpecialIds,
+    /// Under `text_config`.
+    pub text: SpecialIds,
+}
+
+/// `bos_token_id`, `eos_token_id`, `pad_token_id`: optional, since no computation depends on them.
+#[derive(Debug, Clone, Default, PartialEq, Eq)]
+pub struct SpecialIds {
+    /// Start of a text.
+    pub bos: Option<u32>,
+    /// Where generation ends; one id or a list in the file, empty where absent or null.
+    pub eos: Vec<u32>,
+    /// Padding.
+    pub pad: Option<u32>,
+}
+
+impl RawConfig {
+    /// Reads and checks the file at `path`.
+    ///
+    /// # Errors
+    /// Every variant of [`ConfigError`].
+    pub fn read(path: &Path) -> Result<Self, ConfigError> {
+        let io_error = |reason: io::Error| {
+            let path = path.to_owned();
+            match (LinkTrouble::of(&path, &reason), reason.kind()) {
+                (Some(trouble), _) => ConfigError::Link { path, trouble },
+                (None, io::ErrorKind::NotFound) => ConfigError::NotFound { path },
+                (None, _) => ConfigError::Io { path, reason },
+            }
+        };
+        let file = File::open(path).map_err(io_error)?;
+        let mut bytes = Vec::new();
+        file.take(MAX_CONFIG_BYTES + 1)
+            .read_to_end(&mut bytes)
+            .map_err(io_error)?;
+        Self::parse(&bytes, path)
+    }
+
+    /// Checks the bytes of a file; `origin` is the name used in messages.
+    ///
+    /// # Errors
+    /// [`ConfigError::TooLarge`], [`ConfigError::Foreign`], [`ConfigError::Json`],
+    /// [`ConfigError::Refused`].
+    pub fn parse(bytes: &[u8], origin: &Path) -> Result<Self, ConfigError> {
+        let path = origin.to_owned();
+        if bytes.len() as u64 > MAX_CONFIG_BYTES {
+            return Err(ConfigError::TooLarge { path });
+        }
+        if let Some(what) = Foreign::of_content(bytes) {
+            return Err(ConfigError::Foreign { path, what });
+        }
+        let root = match parse_document(bytes) {
+            Ok(root) => root,
+            Err(reason) => return Err(ConfigError::Json { path, reason }),
+        };
+        let mut fields = Fields::new(&root);
+        rules::check_released_values(&mut fields);
+        let kv_heads = fields.width("text_config.num_key_value_heads");
+        let config = rules::read_fields(&mut fields);
+        let mut problems = fields.into_problems();
+        if problems.is_empty() {
+            rules::check_consistency(&config, kv_heads, &mut problems);
+        }
+        if problems.is_empty() {
+            Ok(config)
+        } else {
+            Err(ConfigError::Refused { path, problems })
+        }
+    }
 }

@@ -5,8 +5,17 @@
 //! `src/README.md`; what the model computes is named by the clauses in [`clauses`].
 
 pub mod checkpoint;
+pub mod clauses;
 pub mod cli;
+pub mod compare;
 pub mod config;
+pub mod exit;
+pub mod gates;
+pub mod host;
+pub mod kernels;
+pub mod model;
+pub mod reference;
 pub mod report;
 pub mod simcache;
 pub mod stages;
+pub mod tensor_file;

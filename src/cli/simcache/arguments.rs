@@ -2,9 +2,10 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::{Args, ValueEnum};
+use clap::Args;
 use thiserror::Error;
 
+use super::super::output::OutputArgs;
 use crate::simcache::cache::{Requests, Reserve};
 use crate::simcache::forecast::{
     ASSUMED_DISK_RATE, Budget, K3_FIXED_BYTES, K3_TRUNK_BYTES, Machine, PRESETS,
@@ -23,15 +24,6 @@ const MAX_SLOTS: u64 = 1 << 24;
 #[derive(Debug, Error)]
 #[error("{0}")]
 pub struct Usage(pub String);
-
-/// The form of the report on stdout.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
-pub enum Format {
-    /// For people.
-    Text,
-    /// For programs; carries a schema version.
-    Json,
-}
 
 /// Study the expert cache offline: hit rates at every capacity, bytes and seconds per token
 #[derive(Debug, Clone, Args)]
@@ -106,12 +98,8 @@ pub struct SimcacheArgs {
     /// Worker threads (at most 1024)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     pub threads: Option<u16>,
-    /// Form of the report on stdout
-    #[arg(long, value_enum, default_value_t = Format::Text)]
-    pub format: Format,
-    /// Folder for report.json, report.txt, report.html and the plots
-    #[arg(long, value_name = "DIR")]
-    pub out: Option<PathBuf>,
+    #[command(flatten)]
+    pub output: OutputArgs,
 }
 
 impl SimcacheArgs {

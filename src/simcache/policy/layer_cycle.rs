@@ -27,7 +27,7 @@
 //! in batches, that lifts the prompt's hit rate at 455 slots by 3 to 12 points.
 //!
 //! What it is worth: on seeds 9001 to 9003, which played no part, means over 0.2 to 1 of the
-//! working set (`gates/simcache/held_out.rs`; every capacity is in `reports/simcache/held-out.snap`):
+//! working set (`gates/simcache/held_out.rs`; every capacity in `reports/simcache/held-out.snap`):
 //!
 //! | Zipf exponent, kept share | LRU | S3-FIFO | random | layer-cycle | optimum |
 //! | --- | --- | --- | --- | --- | --- |

@@ -1,0 +1,109 @@
+//! Single operations on values worked out by hand or taken from the trials.
+
+use k3_verify::kernels::rows::Row;
+use k3_verify::model::{Contract, Operations};
+
+fn log_decay(z: &[f32], a_log: f32) -> Vec<f32> {
+    let mut g = vec![9.0; z.len()];
+    let bias = vec![0.0; z.len()];
+    Contract::default().log_decay(0, z, &bias, (&[a_log], -5.0), &mut g);
+    g
+}
+
+/// A01: the older softplus decay gives −0.313262, −0.693147, −1.313262 here.
+#[test]
+fn a01_decay_is_bound_times_sigmoid() {
+    let g = log_decay(&[-1.0, 0.0, 1.0], 0.0);
+    for (g, expected) in g.iter().zip([-1.344_707, -2.5, -3.655_293]) {
+        assert!((g - expected).abs() < 1e-6, "{g} against {expected}");
+    }
+}
+
+/// A02: `dt_bias` is per channel and `A_log` per head: one changed channel moves one channel.
+#[test]
+fn a02_bias_is_per_channel() {
+    let decay = |bias: [f32; 4]| {
+        let mut g = [0.0; 4];
+        Contract::default().log_decay(1, &[0.5; 4], &bias, (&[3.0, 0.25], -5.0), &mut g);
+        g
+    };
+    let (plain, changed) = (decay([0.0; 4]), decay([0.0, 0.0, 0.0, 1.0]));
+    assert_eq!(plain[..3], changed[..3]);
+    assert!(changed[3] < plain[3]);
+    assert_eq!(plain[0], log_decay(&[0.5], 0.25)[0]);
+}
+
+/// A strongly retaining channel saturates at α = 1 exactly, a forgetting one at the bound.
+#[test]
+fn decay_saturates_at_one_and_at_the_bound() {
+    let mut g = log_decay(&[-200.0, -90.0, 200.0, 30.0], 0.0);
+    assert!(g[1] < 0.0, "sigma(-90) is a subnormal, not zero");
+    assert_eq!(g[2..], [-5.0, -5.0]);
+    Contract::default().exp_all(&mut g);
+    assert_eq!(g[..2], [1.0, 1.0]);
+}
+
+/// A07: norm first, then a sigmoid gate; SiLU gives 0 and −0.142278.
+#[test]
+fn a07_output_gate_is_a_sigmoid_after_the_norm() {
+    for (gate, expected) in [(0.0, 0.5), (-3.0, 0.047_426)] {
+        let (mut o, mut gate) = ([2.0_f32], [gate]);
+        Contract::default().kda_head_output(&mut o, &[1.0], 0.0, &mut gate);
+        assert!((o[0] - expected).abs() < 1e-6, "{}", o[0]);
+    }
+}
+
+/// S1, S2: σ takes the uncapped gate, both caps hold: |out| ≤ 100.
+#[test]
+fn situ_caps_and_uncapped_gate() {
+    let caps = k3_verify::kernels::situ::Caps {
+        beta: 4.0,
+        linear_beta: 25.0,
+    };
+    let situ = |gate: f32, up: f32| {
+        let mut out = [0.0];
+        Contract::default().situ(&[gate], &[up], caps, &mut out);
+        out[0]
+    };
+    assert_eq!(situ(1e9, 1e9), 100.0);
+    assert_eq!(situ(1e9, -1e9), -100.0);
+    // 4·tanh(2)·σ(8)·25·tanh(0.2), from a calculation with 30 digits; a capped σ gives 18.633.
+    assert!(
+        (situ(8.0, 5.0) - 19.021_144).abs() < 1e-5,
+        "{}",
+        situ(8.0, 5.0)
+    );
+    // The width is no multiple of the block.
+    let mut out = vec![0.0; 131];
+    Contract::default().situ(&[8.0; 131], &[5.0; 131], caps, &mut out);
+    assert!(out.iter().all(|value| *value == situ(8.0, 5.0)));
+}
+
+/// A18: widths that are no power of two read nothing past the row.
+#[test]
+fn a18_head_width_sixty_with_guards() {
+    let mut guarded = vec![f32::NAN; 80];
+    guarded[..60].fill(0.5);
+    let operations = Contract::default();
+    assert_eq!(
+        operations.row_sum(Row::F32(&guarded[..60]), &guarded[..60]),
+        15.0
+    );
+    operations.l2_norm(&mut guarded[..60]);
+    assert!(guarded[..60].iter().all(|value| value.is_finite()));
+    assert!(guarded[60..].iter().all(|value| value.is_nan()));
+    let mut out = vec![0.0; 60];
+    operations.rms_norm(&guarded[..60], &[1.0; 60], 1e-5, &mut out);
+    assert!(out.iter().all(|value| value.is_finite()));
+}
+
+/// K8: a non-zero tail is an error with its index.
+#[test]
+fn k8_a_log_is_sliced_and_its_tail_checked() {
+    let operations = Contract::default();
+    assert_eq!(
+        operations.a_log(&[1.0, 2.0, 0.0, -0.0], 2),
+        Ok(vec![1.0, 2.0])
+    );
+    assert_eq!(operations.a_log(&[1.0, 2.0, 0.0, 3.0], 2), Err((3, 3.0)));
+}

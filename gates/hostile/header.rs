@@ -1,0 +1,675 @@
+//! One shard's header: every refusal by its variant, and the legal oddities that must be read.
+
+use std::fs::File;
+use std::io::Write;
+use std::os::unix::fs::FileExt;
+
+use k3_verify::checkpoint::foreign::Foreign;
+use k3_verify::checkpoint::header::{
+    HeaderError, MAX_HEADER_BYTES, MAX_NAME_BYTES, MAX_RANK, NameResolver, parse_header,
+};
+use k3_verify::checkpoint::json::JsonError;
+use k3_verify::checkpoint::name_table::NameTable;
+use k3_verify::checkpoint::shard::{ReadError, ShardError};
+use k3_verify::checkpoint::{Checkpoint, CheckpointError};
+use proptest::prelude::*;
+
+use super::make::{Folder, assert_names, raw_file};
+
+/// Opens a file of these bytes by itself.
+fn open(bytes: &[u8]) -> Result<Checkpoint, CheckpointError> {
+    let folder = Folder::new();
+    Checkpoint::open_file(&folder.put("model.safetensors", bytes))
+}
+
+#[track_caller]
+fn refused(bytes: &[u8]) -> HeaderError {
+    match open(bytes) {
+        Err(error) => {
+            assert_names(&error, &["model.safetensors"]);
+            let CheckpointError::Shard(ShardError::Header { reason, .. }) = error else {
+                panic!("expected a header error, got {error:?}");
+            };
+            reason
+        }
+        Ok(_) => panic!("was accepted"),
+    }
+}
+
+/// A file with one tensor `w` of this shape text, dtype and offsets, and `data_bytes` of data.
+fn one(dtype: &str, shape: &str, offsets: &str, data_bytes: usize) -> Vec<u8> {
+    let header = format!("{{{}}}", entry("w", dtype, shape, offsets));
+    raw_file(header.as_bytes(), &vec![0; data_bytes])
+}
+
+/// One entry of a header.
+fn entry(name: &str, dtype: &str, shape: &str, offsets: &str) -> String {
+    format!(r#""{name}":{{"dtype":"{dtype}","shape":{shape},"data_offsets":{offsets}}}"#)
+}
+
+/// A file with two tensors of eight bytes with these offsets.
+fn two(first: &str, second: &str, data_bytes: usize) -> Vec<u8> {
+    let (a, b) = (
+        entry("a", "F32", "[2]", first),
+        entry("b", "F32", "[2]", second),
+    );
+    let header = format!("{{{a},{b}}}");
+    raw_file(header.as_bytes(), &vec![0; data_bytes])
+}
+
+const GOOD_ENTRY: &str = r#"{"dtype":"F32","shape":[2],"data_offsets":[0,8]}"#;
+
+fn good_header() -> String {
+    format!(r#"{{"w":{GOOD_ENTRY}}}"#)
+}
+
+#[test]
+fn the_file_that_the_tests_damage_is_good() {
+    assert_eq!(open(&one("F32", "[2]", "[0,8]", 8)).expect("good").len(), 1);
+    assert_eq!(open(&two("[0,8]", "[8,16]", 16)).expect("good").len(), 2);
+    assert_eq!(
+        open(&two("[8,16]", "[0,8]", 16)).expect("any order").len(),
+        2
+    );
+    assert_eq!(open(&raw_file(b"{}", &[])).expect("no tensor").len(), 0);
+}
+
+#[test]
+fn c01_lengths_that_lie_are_refused() {
+    let good = raw_file(good_header().as_bytes(), &[0; 8]);
+    let with_length = |length: u64| {
+        let mut bytes = good.clone();
+        bytes[..8].copy_from_slice(&length.to_le_bytes());
+        refused(&bytes)
+    };
+    for length in [u64::MAX, 1 << 63, good.len() as u64 - 7] {
+        let error = with_length(length);
+        assert!(
+            matches!(error, HeaderError::LengthPastEnd { .. }),
+            "{error}"
+        );
+        assert_names(&error, &[&length.to_string(), &good.len().to_string()]);
+    }
+    assert!(matches!(with_length(0), HeaderError::ZeroLength));
+}
+
+#[test]
+fn c01_files_too_short_for_a_length_are_refused() {
+    assert!(matches!(
+        refused(b""),
+        HeaderError::FileTooShort { file_bytes: 0 }
+    ));
+    assert!(matches!(
+        refused(&[2, 0, 0, 0]),
+        HeaderError::FileTooShort { file_bytes: 4 }
+    ));
+    let eight = refused(&[2, 0, 0, 0, 0, 0, 0, 0]);
+    assert!(matches!(
+        eight,
+        HeaderError::LengthPastEnd {
+            header_bytes: 2,
+            file_bytes: 8
+        }
+    ));
+    assert!(matches!(refused(&[0; 8]), HeaderError::ZeroLength));
+}
+
+#[test]
+fn c01_a_big_endian_length_is_refused_and_named() {
+    let mut bytes = raw_file(good_header().as_bytes(), &[0; 8]);
+    bytes[..8].reverse();
+    let error = refused(&bytes);
+    assert!(matches!(error, HeaderError::BigEndianLength { .. }));
+    assert_names(&error, &["big-endian", "little-endian"]);
+}
+
+#[test]
+fn c01_a_header_above_the_limit_is_refused_by_the_limit() {
+    let folder = Folder::new();
+    let path = folder.file("model.safetensors");
+    let file = File::create(&path).expect("file");
+    file.set_len(3 << 30).expect("sparse file");
+    file.write_all_at(&(MAX_HEADER_BYTES + 1).to_le_bytes(), 0)
+        .expect("length");
+    file.write_all_at(b"{", 8).expect("brace");
+    let error = Checkpoint::open_file(&path).expect_err("refused");
+    assert_names(
+        &error,
+        &["model.safetensors", &MAX_HEADER_BYTES.to_string()],
+    );
+    let CheckpointError::Shard(ShardError::Header { reason, .. }) = error else {
+        panic!()
+    };
+    assert!(matches!(reason, HeaderError::LengthAboveLimit { .. }));
+}
+
+#[test]
+fn c01_a_true_header_above_100_million_bytes_is_read() {
+    let folder = Folder::new();
+    let path = folder.file("model.safetensors");
+    let mut file = File::create(&path).expect("file");
+    let front = br#"{"__metadata__":{"big":""#;
+    let back = format!(r#""}},"w":{GOOD_ENTRY}}}"#);
+    let filling = vec![b'a'; 100_000_001];
+    let length = (front.len() + filling.len() + back.len()) as u64;
+    for part in [
+        &length.to_le_bytes()[..],
+        front,
+        &filling,
+        back.as_bytes(),
+        &[7; 8],
+    ] {
+        file.write_all(part).expect("written");
+    }
+    drop((file, filling));
+    let checkpoint = Checkpoint::open_file(&path).expect("legal");
+    assert_eq!(checkpoint.read("w").expect("data"), [7; 8]);
+}
+
+#[test]
+fn c02_an_lfs_pointer_is_recognised() {
+    let digest = "4d7a214614ab2935c943f9e0ff69d22eadbb8f32b1258daaa5e2ca24d17e2393";
+    let pointer = format!(
+        "version https://git-lfs.github.com/spec/v1\noid sha256:{digest}\nsize 234567890\n"
+    );
+    assert_eq!(pointer.len(), 134);
+    let first = u64::from_le_bytes(pointer.as_bytes()[..8].try_into().expect("eight bytes"));
+    assert_eq!(first, 2_336_927_755_350_992_246);
+    let error = refused(pointer.as_bytes());
+    assert!(matches!(error, HeaderError::Foreign(Foreign::LfsPointer)));
+    assert_names(&error, &["LFS pointer"]);
+}
+
+#[test]
+fn c02_a_web_page_is_recognised() {
+    for page in [
+        "<!DOCTYPE html>\n<html>404",
+        "  <HTML><body>",
+        "<?xml version=\"1.0\"?>",
+    ] {
+        let error = refused(page.as_bytes());
+        assert!(
+            matches!(error, HeaderError::Foreign(Foreign::HtmlPage)),
+            "{page}"
+        );
+    }
+}
+
+#[test]
+fn c02_an_unfinished_download_is_recognised_by_name() {
+    let folder = Folder::new();
+    let good = one("F32", "[2]", "[0,8]", 8);
+    let path = folder.put("model.safetensors.incomplete", good);
+    let error = Checkpoint::open_file(&path).expect_err("refused");
+    assert_names(&error, &["model.safetensors.incomplete", "unfinished"]);
+    let CheckpointError::Shard(ShardError::Header { reason, .. }) = error else {
+        panic!()
+    };
+    assert!(matches!(reason, HeaderError::Foreign(Foreign::Incomplete)));
+}
+
+#[test]
+fn c03_equal_names_are_refused() {
+    let second = r#"{"dtype":"F32","shape":[2],"data_offsets":[8,16]}"#;
+    for name in ["w", "\\u0077"] {
+        let header = format!(r#"{{"w":{GOOD_ENTRY},"{name}":{second}}}"#);
+        let error = refused(&raw_file(header.as_bytes(), &[0; 16]));
+        assert!(matches!(&error, HeaderError::DuplicateName { tensor } if tensor == "w"));
+        assert_names(&error, &["duplicate", "\"w\""]);
+    }
+    let header = format!(r#"{{"__metadata__":{{}},"w":{GOOD_ENTRY},"__metadata__":{{}}}}"#);
+    let error = refused(&raw_file(header.as_bytes(), &[0; 8]));
+    assert!(matches!(error, HeaderError::DuplicateName { .. }));
+}
+
+#[test]
+fn c03_an_equal_key_inside_an_entry_is_refused() {
+    for field in [
+        r#""dtype":"F32""#,
+        r#""shape":[2]"#,
+        r#""data_offsets":[0,8]"#,
+    ] {
+        let header = good_header().replacen(field, &format!("{field},{field}"), 1);
+        let error = refused(&raw_file(header.as_bytes(), &[0; 8]));
+        assert!(
+            matches!(error, HeaderError::DuplicateField { .. }),
+            "{error}"
+        );
+        assert_names(&error, &["\"w\"", "duplicate"]);
+    }
+    let header = format!(r#"{{"__metadata__":{{"a":"1","a":"1"}},"w":{GOOD_ENTRY}}}"#);
+    let error = refused(&raw_file(header.as_bytes(), &[0; 8]));
+    assert!(matches!(error, HeaderError::DuplicateField { .. }));
+}
+
+#[test]
+fn c04_shapes_that_wrap_or_are_no_integers_are_refused() {
+    let wraps = one("F32", "[4294967296,4294967296]", "[0,0]", 0);
+    let error = refused(&wraps);
+    assert!(matches!(error, HeaderError::ShapeOverflow { .. }));
+    assert_names(&error, &["\"w\"", "4294967296"]);
+    let large = refused(&one("F32", "[9223372036854775810,2]", "[0,16]", 16));
+    assert!(matches!(large, HeaderError::ShapeOverflow { .. }));
+    // The product fits, its bytes do not.
+    let bytes = refused(&one("F64", "[2305843009213693952]", "[0,0]", 0));
+    assert!(matches!(bytes, HeaderError::ShapeOverflow { .. }));
+    for shape in ["[-1,4]", "[3.0]", "[1e3]", "[-0]", "[18446744073709551616]"] {
+        let error = refused(&one("F32", shape, "[0,8]", 8));
+        assert!(
+            matches!(error, HeaderError::BadInteger { field: "shape", .. }),
+            "{shape}"
+        );
+    }
+    for shape in ["[\"4\"]", "\"4\"", "null", "[[2]]", "{}"] {
+        let error = refused(&one("F32", shape, "[0,8]", 8));
+        assert!(
+            matches!(error, HeaderError::WrongType { .. }),
+            "{shape}: {error}"
+        );
+    }
+}
+
+#[test]
+fn c05_tensors_must_cover_the_data_exactly() {
+    let overlap = refused(&two("[0,8]", "[0,8]", 8));
+    assert!(matches!(overlap, HeaderError::Overlap { at: 0, .. }));
+    assert_names(&overlap, &["\"a\"", "\"b\""]);
+    let partly = refused(&two("[0,8]", "[4,12]", 12));
+    assert!(matches!(partly, HeaderError::Overlap { at: 4, .. }));
+    let leading = refused(&two("[4,12]", "[12,20]", 20));
+    assert!(matches!(
+        leading,
+        HeaderError::Hole {
+            at: 4,
+            hole_bytes: 4,
+            ..
+        }
+    ));
+    let inner = refused(&two("[0,8]", "[12,20]", 20));
+    assert!(matches!(
+        inner,
+        HeaderError::Hole {
+            at: 12,
+            hole_bytes: 4,
+            ..
+        }
+    ));
+    assert_names(&inner, &["\"b\"", "4 bytes"]);
+    let spare = refused(&two("[0,8]", "[8,16]", 20));
+    assert!(matches!(
+        spare,
+        HeaderError::TrailingBytes {
+            end: 16,
+            spare_bytes: 4
+        }
+    ));
+    let spare = refused(&raw_file(b"{}", &[0]));
+    assert!(matches!(
+        spare,
+        HeaderError::TrailingBytes {
+            end: 0,
+            spare_bytes: 1
+        }
+    ));
+    let reversed = refused(&two("[0,8]", "[16,8]", 16));
+    assert!(matches!(
+        reversed,
+        HeaderError::OffsetsReversed {
+            start: 16,
+            end: 8,
+            ..
+        }
+    ));
+    // An empty tensor inside another one points into foreign bytes.
+    let (a, e) = (
+        entry("a", "U8", "[8]", "[0,8]"),
+        entry("e", "U8", "[0]", "[4,4]"),
+    );
+    let header = format!("{{{a},{e}}}");
+    let inside = refused(&raw_file(header.as_bytes(), &[0; 8]));
+    assert!(matches!(inside, HeaderError::Overlap { at: 4, .. }));
+}
+
+#[test]
+fn c06_part_elements_are_refused() {
+    for (dtype, shape, bytes) in [("F32", "[3]", 15), ("BF16", "[2]", 5), ("F32", "[4]", 15)] {
+        let error = refused(&one(dtype, shape, &format!("[0,{bytes}]"), bytes));
+        assert!(matches!(error, HeaderError::ByteLength { .. }));
+        assert_names(&error, &["\"w\"", dtype, &bytes.to_string()]);
+    }
+    let nibble = refused(&one("F4", "[3]", "[0,1]", 1));
+    assert!(matches!(nibble, HeaderError::PartByte { .. }));
+}
+
+#[test]
+fn c07_metadata_is_no_tensor() {
+    let entry = format!(r#""w":{GOOD_ENTRY}"#);
+    for header in [
+        format!(r#"{{"__metadata__":{{}},{entry}}}"#),
+        format!(r#"{{"__metadata__":{{"a":"}}\"{{","b":"}}"}},{entry}}}"#),
+        format!(r#"{{{entry},"__metadata__":{{"format":"pt"}}}}"#),
+        format!("{{{entry}}}"),
+    ] {
+        let checkpoint = open(&raw_file(header.as_bytes(), &[0; 8])).expect("legal");
+        assert_eq!(checkpoint.len(), 1, "{header}");
+    }
+    for value in [
+        "{\"a\":1}",
+        "{\"a\":null}",
+        "{\"a\":{}}",
+        "[]",
+        "\"x\"",
+        "null",
+    ] {
+        let header = format!(r#"{{"__metadata__":{value},{entry}}}"#);
+        let error = refused(&raw_file(header.as_bytes(), &[0; 8]));
+        assert!(matches!(error, HeaderError::WrongType { .. }), "{value}");
+        assert_names(&error, &["__metadata__"]);
+    }
+}
+
+#[test]
+fn c08_only_spaces_may_pad_a_header() {
+    let header = good_header();
+    let open_text = |text: &[u8]| open(&raw_file(text, &[0; 8]));
+    assert!(open_text(format!("{header}      ").as_bytes()).is_ok());
+    for padding in ["\t", "\n", "\r\n", "\0", "  \0", "{}", ","] {
+        let error = refused(&raw_file(format!("{header}{padding}").as_bytes(), &[0; 8]));
+        assert!(
+            matches!(error, HeaderError::BadPadding { .. }),
+            "{padding:?}: {error}"
+        );
+    }
+    for front in [" ", "\n", "\u{FEFF}", "[", "\0"] {
+        let error = refused(&raw_file(format!("{front}{header}").as_bytes(), &[0; 8]));
+        assert!(
+            matches!(error, HeaderError::NotAnObject { .. }),
+            "{front:?}: {error}"
+        );
+    }
+    // Inside the object, white space is JSON's.
+    assert!(open_text(header.replace(':', " :\n\t").as_bytes()).is_ok());
+}
+
+#[test]
+fn c08_bytes_that_are_not_utf8_are_refused() {
+    let header = [b"{\"\xFF\xFE\":", GOOD_ENTRY.as_bytes(), b"}"].concat();
+    let error = refused(&raw_file(&header, &[0; 8]));
+    assert!(matches!(
+        error,
+        HeaderError::Json(JsonError::NotUtf8 { .. })
+    ));
+}
+
+#[test]
+fn json() {
+    for header in ["{", "{\"w\"}", "{\"w\":}", "{\"w\":{},}", "{]"] {
+        let error = refused(&raw_file(header.as_bytes(), &[]));
+        assert!(
+            matches!(
+                error,
+                HeaderError::Json(_) | HeaderError::MissingField { .. }
+            ),
+            "{header}: {error}"
+        );
+    }
+}
+
+#[test]
+fn c14_empty_tensors_and_scalars_are_read() {
+    let entries = [
+        entry("e", "F32", "[0,4]", "[0,0]"),
+        entry("s", "F32", "[]", "[0,4]"),
+        entry("z", "U8", "[0]", "[4,4]"),
+    ];
+    let header = format!("{{{}}}", entries.join(","));
+    let folder = Folder::new();
+    let path = folder.put(
+        "a.safetensors",
+        raw_file(header.as_bytes(), &1.5_f32.to_le_bytes()),
+    );
+    let checkpoint = Checkpoint::open_file(&path).expect("legal");
+    let (empty, scalar) = (checkpoint.tensor("e"), checkpoint.tensor("s"));
+    assert_eq!(
+        empty.map(|info| (info.shape, info.byte_len)),
+        Some((&[0, 4][..], 0))
+    );
+    assert_eq!(
+        scalar.map(|info| (info.shape, info.byte_len)),
+        Some((&[][..], 4))
+    );
+    assert!(checkpoint.read("e").expect("nothing").is_empty());
+    assert_eq!(checkpoint.read("s").expect("scalar"), 1.5_f32.to_le_bytes());
+}
+
+#[test]
+fn c14_no_tensor_can_have_the_reserved_name() {
+    let header = format!(r#"{{"__metadata__":{GOOD_ENTRY}}}"#);
+    let error = refused(&raw_file(header.as_bytes(), &[0; 8]));
+    assert!(matches!(error, HeaderError::WrongType { .. }), "{error}");
+}
+
+#[test]
+fn c15_escaped_names_are_found_by_their_utf8() {
+    let header = format!(r#"{{"caf\u00e9":{GOOD_ENTRY}}}"#);
+    let checkpoint = open(&raw_file(header.as_bytes(), &[0; 8])).expect("legal");
+    assert!(checkpoint.tensor("café").is_some());
+}
+
+#[test]
+fn c16_offsets_above_2_to_the_53_are_exact() {
+    const ODD: u64 = 9_007_199_254_740_993;
+    let header_of = |offsets: &str| {
+        let a = entry("a", "U8", &format!("[{ODD}]"), &format!("[0,{ODD}]"));
+        format!("{{{a},{}}}", entry("b", "U8", "[3]", offsets))
+    };
+    let header = header_of(&format!("[{ODD},{}]", ODD + 3));
+    let mut names = NameTable::new();
+    let parsed = parse_header(header.as_bytes(), ODD + 3, &mut names).expect("legal");
+    assert_eq!(parsed.entries[1].start, ODD);
+    let float = header_of(&format!("[9.007199254740993e15,{}]", ODD + 3));
+    let error = parse_header(float.as_bytes(), ODD + 3, &mut NameTable::new());
+    assert!(matches!(
+        error,
+        Err(HeaderError::BadInteger {
+            field: "data_offsets",
+            ..
+        })
+    ));
+    // The same with a real file, where a file system holds one of 9 petabytes.
+    let Ok(folder) = tempfile::tempdir_in("/dev/shm") else {
+        println!("NOT RUN c16 on disk: no /dev/shm");
+        return;
+    };
+    let path = folder.path().join("huge.safetensors");
+    let head = raw_file(header.as_bytes(), &[]);
+    let file = File::create(&path).expect("file");
+    let start = head.len() as u64 + ODD;
+    if file.set_len(start + 3).is_err() {
+        println!("NOT RUN c16 on disk: /dev/shm holds no file of {start} bytes");
+        return;
+    }
+    file.write_all_at(&head, 0).expect("head");
+    file.write_all_at(&[1, 2, 3], start).expect("tail");
+    let checkpoint = Checkpoint::open_file(&path).expect("legal");
+    assert_eq!(checkpoint.tensor("b").map(|info| info.offset), Some(start));
+    assert_eq!(checkpoint.read("b").expect("tail"), [1, 2, 3]);
+    // Nine petabytes are not to be had; asking for them must not end the process.
+    let error = checkpoint.read("a").expect_err("refused");
+    assert!(matches!(
+        error,
+        ReadError::OutOfMemory { byte_len: ODD, .. }
+    ));
+}
+
+#[test]
+fn unknown_field() {
+    let header = good_header().replace("\"shape\"", "\"strides\":[1],\"shape\"");
+    let error = refused(&raw_file(header.as_bytes(), &[0; 8]));
+    assert!(matches!(&error, HeaderError::UnknownField { field, .. } if field == "strides"));
+}
+
+#[test]
+fn missing_field() {
+    for (text, field) in [
+        (r#""dtype":"F32","#, "dtype"),
+        (r#""shape":[2],"#, "shape"),
+        (r#","data_offsets":[0,8]"#, "data_offsets"),
+    ] {
+        let error = refused(&raw_file(
+            good_header().replace(text, "").as_bytes(),
+            &[0; 8],
+        ));
+        assert!(
+            matches!(error, HeaderError::MissingField { field: missing, .. } if missing == field)
+        );
+        assert_names(&error, &["\"w\"", field]);
+    }
+}
+
+#[test]
+fn wrong_type() {
+    for (dtype, text) in [("7", "dtype"), ("null", "dtype"), ("[\"F32\"]", "dtype")] {
+        let header = good_header().replace("\"F32\"", dtype);
+        let error = refused(&raw_file(header.as_bytes(), &[0; 8]));
+        assert!(matches!(error, HeaderError::WrongType { .. }));
+        assert_names(&error, &["\"w\"", text]);
+    }
+    let error = refused(&raw_file(br#"{"w":[1,2]}"#, &[]));
+    assert!(matches!(error, HeaderError::WrongType { .. }));
+}
+
+#[test]
+fn offset_count() {
+    for (offsets, got) in [("[]", 0), ("[0]", 1), ("[0,8,8]", 3), ("[0,4,4,8]", 3)] {
+        let error = refused(&one("F32", "[2]", offsets, 8));
+        assert!(matches!(error, HeaderError::OffsetCount { got: found, .. } if found == got));
+    }
+}
+
+#[test]
+fn name_too_long() {
+    let name = "n".repeat(MAX_NAME_BYTES);
+    let header = format!(r#"{{"{name}":{GOOD_ENTRY}}}"#);
+    assert!(open(&raw_file(header.as_bytes(), &[0; 8])).is_ok());
+    let header = format!(r#"{{"{name}n":{GOOD_ENTRY}}}"#);
+    let error = refused(&raw_file(header.as_bytes(), &[0; 8]));
+    assert!(matches!(error, HeaderError::NameTooLong { .. }));
+    assert_names(&error, &[&MAX_NAME_BYTES.to_string()]);
+}
+
+#[test]
+fn too_many_names() {
+    struct Full;
+    impl NameResolver for Full {
+        fn resolve(&mut self, _: &str) -> Option<u32> {
+            None
+        }
+        fn name(&self, _: u32) -> &str {
+            ""
+        }
+    }
+    let error = parse_header(good_header().as_bytes(), 8, &mut Full);
+    assert!(matches!(error, Err(HeaderError::TooManyNames)));
+}
+
+#[test]
+fn unknown_dtype() {
+    for dtype in ["F31", "f32", "", "MXFP4"] {
+        let error = refused(&one(dtype, "[2]", "[0,8]", 8));
+        assert!(matches!(&error, HeaderError::UnknownDtype { got, .. } if got == dtype));
+    }
+}
+
+#[test]
+fn rank_too_high() {
+    let ones = |rank: usize| format!("[{}]", vec!["1"; rank].join(","));
+    assert!(open(&one("F32", &ones(MAX_RANK), "[0,4]", 4)).is_ok());
+    let error = refused(&one("F32", &ones(MAX_RANK + 1), "[0,4]", 4));
+    assert!(matches!(error, HeaderError::RankTooHigh { .. }));
+}
+
+/// A file of three tensors, metadata and padding, for damage at any place.
+fn file_to_damage() -> Vec<u8> {
+    let entries = [
+        r#""__metadata__":{"format":"pt"}"#.to_owned(),
+        entry("a", "BF16", "[2,3]", "[0,12]"),
+        entry("b", "U8", "[]", "[12,13]"),
+        entry("c", "F32", "[1]", "[13,17]"),
+    ];
+    let header = format!("{{{}}}  ", entries.join(","));
+    raw_file(
+        header.as_bytes(),
+        &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17],
+    )
+}
+
+/// Whatever is accepted must mean the same to the other reader; nothing may panic.
+fn same_as_the_crate(bytes: &[u8]) {
+    let folder = Folder::new();
+    let path = folder.put("a.safetensors", bytes);
+    let Ok(ours) = Checkpoint::open_file(&path) else {
+        return;
+    };
+    let other = safetensors::SafeTensors::deserialize(bytes).expect("accepted by ours only");
+    assert_eq!(ours.len(), other.len());
+    for (name, view) in other.tensors() {
+        let info = ours.tensor(&name).expect("named by both");
+        assert_eq!(
+            (info.shape, info.dtype.name()),
+            (view.shape(), &*view.dtype().to_string())
+        );
+        assert_eq!(ours.read(&name).expect("read"), view.data());
+    }
+}
+
+#[test]
+fn a_file_cut_anywhere_is_refused() {
+    let whole = file_to_damage();
+    same_as_the_crate(&whole);
+    assert!(open(&whole).is_ok());
+    for length in 0..whole.len() {
+        assert!(open(&whole[..length]).is_err(), "cut at {length}");
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
+    #[test]
+    fn damaged_files_mean_the_same_to_both_readers_or_nothing_to_ours(
+        damage in prop::collection::vec((0_usize..260, prop::sample::select(
+            b"{}[]\",:0123456789abcAB \\tF\x00\x80\xFF".to_vec())), 1..4),
+        removed in 0_usize..260,
+        count in 0_usize..3,
+    ) {
+        let mut bytes = file_to_damage();
+        for (place, byte) in damage {
+            let place = place % bytes.len();
+            bytes[place] = byte;
+        }
+        let start = removed % bytes.len();
+        bytes.drain(start..bytes.len().min(start + count));
+        same_as_the_crate(&bytes);
+    }
+
+    #[test]
+    fn swapped_digits_mean_the_same_to_both_readers_or_nothing_to_ours(
+        places in prop::collection::vec((any::<prop::sample::Index>(), b'0'..=b'9'), 1..4),
+    ) {
+        let mut bytes = file_to_damage();
+        let is_digit = |(place, byte): (usize, &u8)| byte.is_ascii_digit().then_some(place);
+        let digits: Vec<_> = bytes.iter().enumerate().filter_map(is_digit).collect();
+        for (place, digit) in places {
+            bytes[digits[place.index(digits.len())]] = digit;
+        }
+        same_as_the_crate(&bytes);
+    }
+}
+
+#[test]
+fn a_message_stays_one_line_whatever_the_name() {
+    let header = r#"{"a\nb\u0007":{"dtype":"F32","shape":[2],"data_offsets":[0,4]}}"#;
+    let error = open(&raw_file(header.as_bytes(), &[0; 4])).expect_err("refused");
+    assert_names(&error, &[r"a\nb"]);
+}

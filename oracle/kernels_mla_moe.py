@@ -1,0 +1,280 @@
+"""Kernel fixtures of MLA's attention and of the router."""
+
+import numpy as np
+
+from k3 import product, softmax, sum_in_order
+from kernel_case import Kernel, scalar
+from kernel_exact import exact_sigmoid, rounded
+from kernel_sums import narrow, wide
+from tensor_files import bfloat16_from_float64, float64_from_bfloat16
+
+RENORMALISATION_EPSILON = 1e-20
+
+
+# MLA
+
+
+def attention(case, *, split_rows=None, scale=None, visible=None, latent=None, rope=None,
+              query=None):
+    """o [T, heads, v]; every argument but `case` is there for a wrong variant."""
+    nope, width = case.nope[0], case.v[0]
+    lora = case.kv_b.shape[1]
+    q = wide(case.q) if query is None else query
+    latent = wide(case.cache[:, :lora]) if latent is None else latent
+    rope = wide(case.cache[:, lora:]) if rope is None else rope
+    heads = q.shape[1]
+    per_head = wide(case.kv_b).reshape(heads, nope + width, lora)
+    key_rows, value_rows = (per_head[:, :nope], per_head[:, nope:]) if split_rows is None else (
+        split_rows(wide(case.kv_b), heads, nope, width))
+    k = product(latent[:, None], key_rows.swapaxes(1, 2))
+    k = np.concatenate([k, np.repeat(rope[:, None], heads, axis=1)], axis=-1)
+    v = product(latent[:, None], value_rows.swapaxes(1, 2))
+    scale = 1.0 / np.sqrt(q.shape[-1]) if scale is None else scale
+    rows = np.arange(len(q))
+    visible = rows[:, None] >= rows if visible is None else visible
+    scores = product(q.swapaxes(0, 1), k.transpose(1, 2, 0)[:, None]) * scale
+    weights = softmax(np.where(visible, scores, -np.inf))
+    return {"out.o": product(weights, v.swapaxes(0, 1)[:, None]).swapaxes(0, 1)}
+
+
+def keys_of_all_heads_first(kv_b, heads, nope, width):
+    keys = kv_b[:heads * nope].reshape(heads, nope, -1)
+    return keys, kv_b[heads * nope:].reshape(heads, width, -1)
+
+
+def values_first(kv_b, heads, nope, width):
+    per_head = kv_b.reshape(heads, nope + width, -1)
+    return per_head[:, width:], per_head[:, :width]
+
+
+def rope_before_nope(case):
+    rope = case.rope[0]
+    q = wide(case.q)
+    return attention(case, query=np.concatenate([q[..., rope:], q[..., :rope]], axis=-1))
+
+
+def rotated(case):
+    """Rope keys turned by their position, in pairs of neighbours."""
+    keys = wide(case.cache[:, case.kv_b.shape[1]:])
+    angle = np.arange(len(keys))[:, None] / 100.0 ** (np.arange(0, keys.shape[1], 2) / 2)
+    turned = np.empty_like(keys)
+    turned[:, 0::2] = keys[:, 0::2] * np.cos(angle) - keys[:, 1::2] * np.sin(angle)
+    turned[:, 1::2] = keys[:, 1::2] * np.cos(angle) + keys[:, 0::2] * np.sin(angle)
+    return attention(case, rope=turned)
+
+
+def rows_seen(rule):
+    def variant(case):
+        rows = np.arange(len(case.q))
+        return attention(case, visible=rule(rows[:, None], rows))
+    return variant
+
+
+def normed_latent(case):
+    latent = wide(case.cache[:, :case.kv_b.shape[1]])
+    root = np.sqrt(sum_in_order(latent * latent) / latent.shape[-1] + 1e-6)
+    return attention(case, latent=latent / root[:, None])
+
+
+def head_of_another(case):
+    return {"out.o": np.roll(attention(case)["out.o"], 1, axis=1)}
+
+
+WRONG_ATTENTION = {
+    "not-causal": rows_seen(lambda query, key: query + key >= 0),
+    "itself-not-seen": rows_seen(lambda query, key: (query > key) | (key + query == 0)),
+    "window-of-four": rows_seen(lambda query, key: (query >= key) & (query - key < 4)),
+    "scale-of-nope-only": lambda c: attention(c, scale=1.0 / np.sqrt(c.nope[0])),
+    "no-scale": lambda c: attention(c, scale=1.0),
+    "rope-not-scored": lambda c: attention(c, rope=np.zeros((len(c.cache), c.rope[0]))),
+    "rope-rotated": rotated,
+    "rope-first-in-the-query": rope_before_nope,
+    "keys-of-all-heads-first": lambda c: attention(c, split_rows=keys_of_all_heads_first),
+    "values-before-keys": lambda c: attention(c, split_rows=values_first),
+    "latent-normed-again": normed_latent,
+    "another-head": head_of_another,
+    "last-cache-row-overwritten": lambda c: attention(
+        c, latent=wide(np.concatenate([c.cache[:-1], c.cache[:1]])[:, :c.kv_b.shape[1]])),
+}
+
+
+def mla_attention():
+    kernel = Kernel("mla-attention", attention, WRONG_ATTENTION)
+    layout = ["keys-of-all-heads-first", "values-before-keys", "another-head",
+              "latent-normed-again"]
+    scores = ["scale-of-nope-only", "no-scale", "rope-not-scored", "rope-first-in-the-query"]
+
+    def add(case, text, rows, exposes, *, heads=3, nope=6, rope=4, width=5, lora=11,
+            query_scale=1.0, rope_scale=1.0):
+        stream = kernel.stream(case)
+        cache = wide(stream.bell("cache", (rows, lora + rope)))
+        cache[:, lora:] *= rope_scale
+        kernel.add(case, text, {
+            "q": stream.bell("q", (rows, heads, nope + rope), query_scale),
+            "cache": narrow(cache),
+            "kv_b": stream.bell("kv_b", (heads * (nope + width), lora), 0.4),
+            "nope": scalar(nope, np.int32), "rope": scalar(rope, np.int32),
+            "v": scalar(width, np.int32)}, exposes)
+
+    add("one-position", "a single row sees itself: its own value rows, whatever the scores",
+        1, layout)
+    add("two-positions", "the first row must not see the second; both ends of a short cache",
+        2, [*layout, *scores, "not-causal", "itself-not-seen", "last-cache-row-overwritten"])
+    add("nine-positions", "causal over nine rows: scale, rope part, order of kv_b's rows, a "
+        "window", 9, [*layout, *scores, "not-causal", "itself-not-seen", "window-of-four",
+                      "rope-rotated", "last-cache-row-overwritten"])
+    add("rope-decides", "large rope keys decide the scores: rotated, not scored, or read from the "
+        "front of the query", 9, ["rope-rotated", "rope-not-scored", "rope-first-in-the-query"],
+        rope_scale=4.0)
+    add("sharp-scores", "large queries, one position takes nearly all: scale, order of rows",
+        4, ["no-scale", "scale-of-nope-only", "values-before-keys", "not-causal"],
+        query_scale=12.0)
+    add("one-head-wider-values", "one head, values wider than keys, a single rope pair",
+        3, ["values-before-keys", "rope-not-scored", "not-causal"], heads=1, nope=3, rope=2,
+        width=8, lora=5)
+    return kernel
+
+
+# Router
+
+def routed(case, *, choice=None, keys=None, ties_low=True, renormalise=None):
+    """ids ascending and their weights; keyword arguments make wrong variants."""
+    choice = case.scores + case.bias if choice is None else choice
+    k = case.top_k[0]
+    order = np.argsort(-choice, kind="stable") if ties_low else (
+        np.argsort(choice, kind="stable")[::-1])
+    ids = np.sort(order[:k])
+    weights = wide(case.scores if keys is None else keys)[ids]
+    if (k > 1 and case.renormalize[0]) if renormalise is None else renormalise:
+        weights = weights / (sum_in_order(weights) + RENORMALISATION_EPSILON)
+    return {"out.ids": ids.astype(np.int32), "out.weights": weights * case.scaling[0]}
+
+
+def rounded_scores(case):
+    scores = float64_from_bfloat16(bfloat16_from_float64(case.scores))
+    return routed(case, choice=narrow(scores) + case.bias)
+
+
+def taken_again(case):
+    """Chosen one after the other, the taken ones set to -1e30 in the choice: they win again."""
+    choice, ids = case.scores + case.bias, []
+    for _ in range(case.top_k[0]):
+        ids.append(int(np.argmax(choice)))
+        choice[ids[-1]] = -1e30
+    return {"out.ids": np.sort(np.array(ids, np.int32))}
+
+
+def over_all_experts(case):
+    return {"out.weights": wide(case.scores)[routed(case)["out.ids"]]
+            / sum_in_order(wide(case.scores)) * case.scaling[0]}
+
+
+def in_order_of_choice(case):
+    """Weights (and ids) left in falling order of choice."""
+    choice = case.scores + case.bias
+    order = np.argsort(-choice, kind="stable")[:case.top_k[0]]
+    right = routed(case)
+    place = np.searchsorted(right["out.ids"], order)
+    return {"out.weights": right["out.weights"][place]}
+
+
+def without_divisor_epsilon(case):
+    weights = routed(case, renormalise=False)["out.weights"]
+    return {"out.weights": weights / sum_in_order(weights)}
+
+
+WRONG_ROUTER = {
+    "bias-in-the-weights": lambda c: routed(c, keys=c.scores + c.bias),
+    "bias-left-out": lambda c: routed(c, choice=c.scores),
+    "ties-to-the-higher-index": lambda c: routed(c, ties_low=False),
+    "scores-in-bf16": rounded_scores,
+    "not-renormalised": lambda c: routed(c, renormalise=False),
+    "always-renormalised": lambda c: routed(c, renormalise=True),
+    "renormalised-over-all": over_all_experts,
+    "scaling-left-out": lambda c: {
+        "out.weights": routed(c)["out.weights"] / c.scaling[0]},
+    "smallest-chosen": lambda c: routed(c, choice=-(c.scores + c.bias)),
+    "in-order-of-choice": in_order_of_choice,
+    "taken-experts-win-again": taken_again,
+    "first-512-experts-only": lambda c: routed(c, choice=np.where(
+        np.arange(len(c.scores)) < 512, c.scores + c.bias, -np.inf)),
+    "no-1e-20": without_divisor_epsilon,
+}
+
+
+def selected_alike(case, right):
+    """Selection in f32 and in f64 agree, so that both subjects can be judged."""
+    exact = routed(case, choice=wide(case.scores) + wide(case.bias))
+    return np.array_equal(exact["out.ids"], right["out.ids"])
+
+
+def router_cases(kernel):
+    """Name -> (text, scores, bias, top_k, renormalize, scaling, exposed, expected ids or None)."""
+    near = rounded(exact_sigmoid, np.array([1.0, 1 + 1 / 512]))
+    scores_13 = np.full(12, 0.25)
+    scores_13[[2, 7, 8]] = 0.9, near[1], near[0]
+    bias_13 = np.zeros(12)
+    bias_13[8] = 1 / 8192
+    one_left = np.full(6, -1e30)
+    one_left[4] = 0.0
+    cut = np.full(64, 0.25)
+    cut[[3, 11]] = 0.75
+    cut[[1, 60]] = 0.5
+    stream = kernel.stream("ordinary")
+    many = kernel.stream("16-of-896")
+    ordinary = stream.uniform("scores", 16, 0.05, 0.95)
+    neighbours = 0.5 + np.array([0, 3, 1, 2, 4, 6, 5, 7]) * 2.0 ** -20
+    return {
+        "bias-steers-selection-only": (
+            "scores .5, bias 0 0 3 1: experts 2 and 3 with one half each; a leak gives .7 and .3",
+            np.full(4, 0.5), [0, 0, 3, 1], 2, 1, 1.0,
+            ["bias-in-the-weights", "bias-left-out"], [2, 3]),
+        "all-ties": ("eight equal scores: always experts 0 and 1", np.full(8, 0.5), np.zeros(8),
+                     2, 1, 1.0, ["ties-to-the-higher-index"], [0, 1]),
+        "ties-at-the-cut": (
+            "two clear winners, then experts 1 and 60 equal for the last seat: expert 1",
+            cut, np.zeros(64), 3, 1, 1.0, ["ties-to-the-higher-index"], [1, 3, 11]),
+        "near-tie-lost-in-bf16": (
+            "logits 1 + 1/512 (expert 7) and 1 with bias 1/8192 (expert 8), one seat left: "
+            "expert 7; expert 8 once scores are rounded to bf16", scores_13, bias_13, 2, 1, 1.0,
+            ["scores-in-bf16"], [2, 7]),
+        "neighbours-a-millionth-apart": (
+            "scores 2^-20 apart: any rounding of scores below f32, any other order", neighbours,
+            np.zeros(8), 3, 1, 1.0, ["scores-in-bf16", "smallest-chosen"], [5, 6, 7]),
+        "bias-changes-the-selection": (
+            "16 ordinary scores, a bias that replaces part of the choice, scaling 2.827", ordinary,
+            stream.bell("bias", 16, 0.4), 4, 1, 2.827,
+            ["bias-left-out", "bias-in-the-weights", "scaling-left-out", "in-order-of-choice",
+             "renormalised-over-all", "not-renormalised"], None),
+        "top-1": ("one expert: its own score, not divided by itself", ordinary, np.zeros(16),
+                  1, 1, 1.375, ["always-renormalised", "scaling-left-out"], None),
+        "no-renormalisation": ("the flag is off: scores as they are", ordinary, np.zeros(16),
+                               3, 0, 1.0, ["always-renormalised"], None),
+        "tiny-scores": ("scores near 1e-20 beside the 1e-20 of the divisor: left out of it",
+                        np.array([1e-20, 3e-20, 2e-20, 5e-21]), np.zeros(4), 2, 1, 1.0,
+                        ["no-1e-20", "not-renormalised"], [1, 2]),
+        "16-of-896": ("the released size: a fixed array of 512 experts", many.uniform(
+            "scores", 896, 0.02, 0.98), many.bell("bias", 896, 0.1), 16, 1, 1.0,
+            ["first-512-experts-only", "bias-left-out", "in-order-of-choice"], None),
+        "bias-minus-1e30-but-one": (
+            "three seats, every bias but one -1e30: three distinct ids, the lowest ones beside it",
+            np.array([0.3, 0.4, 0.5, 0.6, 0.2, 0.7]), one_left, 3, 1, 1.0,
+            ["taken-experts-win-again", "bias-left-out"], [0, 1, 4]),
+        "every-expert": ("top-k equal to the number of experts", np.array([0.9, 0.1, 0.4]),
+                         [0.5, -0.5, 0.0], 3, 1, 1.0,
+                         ["in-order-of-choice", "bias-in-the-weights"], [0, 1, 2]),
+    }
+
+
+def router():
+    kernel = Kernel("router", routed, WRONG_ROUTER)
+    for case, (text, scores, bias, top_k, renormalize, scaling, exposes, ids) in (
+            router_cases(kernel).items()):
+        def promise(given, right, ids=ids):
+            expected = ids is None or right["out.ids"].tolist() == ids
+            return expected and selected_alike(given, right)
+        kernel.add(case, text, {
+            "scores": narrow(scores), "bias": narrow(bias), "top_k": scalar(top_k, np.int32),
+            "renormalize": scalar(renormalize, np.int32), "scaling": scalar(scaling)},
+            exposes, promise=promise)
+    return kernel

@@ -1,0 +1,152 @@
+//! What every command shares: output options, error lines, files written whole or not at all.
+
+use std::fs;
+use std::io::{self, Write as _};
+use std::path::{Path, PathBuf};
+
+use clap::ValueEnum;
+
+use crate::exit::Exit;
+
+/// The form of the report on stdout.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Format {
+    /// For people.
+    Text,
+    /// For programs; carries a schema version.
+    Json,
+}
+
+/// Options of every command that reports.
+#[derive(Debug, Clone, clap::Args)]
+pub struct OutputArgs {
+    /// Form of the report on stdout
+    #[arg(long, value_enum, default_value_t = Format::Text)]
+    pub format: Format,
+    /// Folder for report.json and report.txt
+    #[arg(long, value_name = "DIR")]
+    pub out: Option<PathBuf>,
+}
+
+/// A command that could not come to a verdict: one line, an optional hint, and the exit code.
+#[derive(Debug)]
+pub struct CommandError {
+    /// What happened.
+    pub error: anyhow::Error,
+    /// What to try.
+    pub hint: Option<String>,
+    /// How the process ends.
+    pub exit: Exit,
+}
+
+impl CommandError {
+    /// An error with its exit code.
+    pub fn new(error: impl Into<anyhow::Error>, exit: Exit) -> Self {
+        Self {
+            error: error.into(),
+            hint: None,
+            exit,
+        }
+    }
+
+    /// The same with a hint line.
+    #[must_use]
+    pub fn hint(mut self, hint: impl Into<String>) -> Self {
+        self.hint = Some(hint.into());
+        self
+    }
+}
+
+/// Writes the error to stderr and returns its exit code.
+pub fn report_error(error: &CommandError) -> Exit {
+    let mut stderr = io::stderr().lock();
+    // A closed stderr leaves the exit code to speak.
+    let _ = writeln!(stderr, "error: {:#}", error.error);
+    if let Some(hint) = &error.hint {
+        let _ = writeln!(stderr, "hint: {hint}");
+    }
+    error.exit
+}
+
+/// A reader that closed the pipe has seen enough; any other failure to write is an error.
+///
+/// # Errors
+///
+/// Any failure but a closed pipe.
+pub fn quiet_pipe(result: io::Result<()>) -> Result<(), CommandError> {
+    match result {
+        Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
+            let error = anyhow::anyhow!("stdout: {error}");
+            Err(CommandError::new(error, Exit::BadInput))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Prints a report in the chosen form and writes it to `--out`.
+///
+/// # Errors
+///
+/// When a file or stdout cannot be written.
+pub fn deliver(
+    args: &OutputArgs,
+    json: &impl serde::Serialize,
+    text: &str,
+) -> Result<(), CommandError> {
+    let mut encoded = serde_json::to_string_pretty(json)
+        .map_err(|error| CommandError::new(error, Exit::BadInput))?;
+    encoded.push('\n');
+    if let Some(folder) = &args.out {
+        fs::create_dir_all(folder).map_err(|error| unwritable(folder, &error))?;
+        write_whole(&folder.join("report.json"), encoded.as_bytes())?;
+        write_whole(&folder.join("report.txt"), text.as_bytes())?;
+    }
+    let shown = match args.format {
+        Format::Text => text,
+        Format::Json => &encoded,
+    };
+    let mut stdout = io::stdout().lock();
+    quiet_pipe(
+        stdout
+            .write_all(shown.as_bytes())
+            .and_then(|()| stdout.flush()),
+    )
+}
+
+/// Refuses a folder that cannot be written before any long work.
+///
+/// # Errors
+///
+/// When the folder cannot be made or written.
+pub fn check_writable(args: &OutputArgs) -> Result<(), CommandError> {
+    let Some(folder) = &args.out else {
+        return Ok(());
+    };
+    fs::create_dir_all(folder)
+        .and_then(|()| tempfile::tempfile_in(folder).map(|_| ()))
+        .map_err(|error| unwritable(folder, &error))
+}
+
+/// Writes under a temporary name in the same folder, then renames.
+///
+/// # Errors
+///
+/// When the file cannot be written; then no file of that name is left half-written.
+pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), CommandError> {
+    let folder = path.parent().unwrap_or(Path::new("."));
+    let write = || -> io::Result<()> {
+        let mut file = tempfile::NamedTempFile::new_in(folder)?;
+        file.write_all(bytes)?;
+        file.as_file().sync_all()?;
+        file.persist(path).map_err(|error| error.error)?;
+        Ok(())
+    };
+    write().map_err(|error| unwritable(path, &error))
+}
+
+fn unwritable(path: &Path, error: &io::Error) -> CommandError {
+    CommandError::new(
+        anyhow::anyhow!("{}: cannot write: {error}", path.display()),
+        Exit::BadInput,
+    )
+}

@@ -1,0 +1,87 @@
+//! The exit codes, one meaning each, and the order in which they win when several apply.
+
+use std::process::ExitCode;
+
+/// What a command's process exit code says.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
+pub enum Exit {
+    /// 0: everything asked for was checked and conforms.
+    Conforms,
+    /// 1: something was compared and disagrees, or a run's result is invalid.
+    Disagrees,
+    /// 2: a bad argument, found before any work.
+    Usage,
+    /// 3: an input is missing, unreadable or corrupt.
+    BadInput,
+    /// 4: nothing selected, something expected was absent (NOT RUN), or interrupted.
+    Incomplete,
+    /// 5: it would not fit the memory limit.
+    Refused,
+}
+
+impl Exit {
+    /// The number the process ends with.
+    #[must_use]
+    pub fn code(self) -> u8 {
+        match self {
+            Self::Conforms => 0,
+            Self::Disagrees => 1,
+            Self::Usage => 2,
+            Self::BadInput => 3,
+            Self::Incomplete => 4,
+            Self::Refused => 5,
+        }
+    }
+
+    /// Of two codes that both apply, the one to report: 2, 5, 3, 1, 4, 0 in this order.
+    #[must_use]
+    pub fn and(self, other: Self) -> Self {
+        if self.rank() <= other.rank() {
+            self
+        } else {
+            other
+        }
+    }
+
+    fn rank(self) -> u8 {
+        match self {
+            Self::Usage => 0,
+            Self::Refused => 1,
+            Self::BadInput => 2,
+            Self::Disagrees => 3,
+            Self::Incomplete => 4,
+            Self::Conforms => 5,
+        }
+    }
+}
+
+impl From<Exit> for ExitCode {
+    fn from(exit: Exit) -> Self {
+        Self::from(exit.code())
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Exit;
+
+    /// A missing input must not hide behind a disagreement, nor a disagreement behind NOT RUN.
+    #[test]
+    fn the_documented_order_decides_between_two_codes() {
+        let order = [
+            Exit::Usage,
+            Exit::Refused,
+            Exit::BadInput,
+            Exit::Disagrees,
+            Exit::Incomplete,
+            Exit::Conforms,
+        ];
+        for (place, &strong) in order.iter().enumerate() {
+            for &weak in &order[place..] {
+                assert_eq!(strong.and(weak), strong);
+                assert_eq!(weak.and(strong), strong);
+            }
+        }
+        assert_eq!(order.map(Exit::code), [2, 5, 3, 1, 4, 0]);
+    }
+}

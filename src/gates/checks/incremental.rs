@@ -1,0 +1,112 @@
+//! Incremental decoding: prompt as one prefill, then single ids on the carried state. The ids must
+//! be the set's and every logit must equal full recompute in bits.
+//!
+//! Where the set has a long sequence it is fed in uneven pieces as well, whose cuts lie at, before
+//! and after the usual chunk lengths of 64 and 128.
+
+use crate::compare::{Budget, compare};
+use crate::gates::context::Context;
+use crate::gates::outcome::{NamedComparison, Outcome};
+use crate::gates::subject::{Logits, SubjectError};
+use crate::stages::NoStages;
+
+/// Lengths of the pieces in which a long sequence is fed; the rest follows as one more piece.
+/// Their running sums are 1, 3, 63, 64, 65, 127, 129.
+const PIECES: [usize; 7] = [1, 2, 60, 1, 1, 62, 2];
+
+/// Runs the gate.
+#[must_use]
+pub fn carried_state(context: &Context<'_>) -> Outcome {
+    match decode(context) {
+        Ok(outcome) => outcome,
+        Err(error) => Outcome::failed(error.to_string()),
+    }
+}
+
+fn decode(context: &Context<'_>) -> Result<Outcome, SubjectError> {
+    let set = context.set;
+    let mut sequence = context.subject()?.sequence();
+    let mut logits = sequence.feed(&set.prompt_ids, &mut NoStages)?;
+    let mut wrong = None;
+    for (step, &expected) in set.greedy_ids.iter().enumerate() {
+        let chosen = logits.argmax(logits.rows - 1);
+        if chosen != Some(expected) && wrong.is_none() {
+            let got = chosen.map_or("no finite maximum".to_owned(), |id| id.to_string());
+            wrong = Some(format!("step {step}: expected {expected}, got {got}"));
+        }
+        append(&mut logits, sequence.feed(&[expected], &mut NoStages)?);
+    }
+    let mut comparisons = vec![same_bits("full ids", &logits, context.full_logits()?)];
+    // The long sequence is only worth its time when the short one is right.
+    let right_so_far = wrong.is_none() && comparisons[0].record.passed;
+    if let Some(long) = set.long.as_ref().filter(|_| right_so_far) {
+        let pieced = feed_in_pieces(context, &long.ids)?;
+        comparisons.push(same_bits(
+            "long ids in pieces",
+            &pieced,
+            context.long_logits()?,
+        ));
+    }
+    let first_difference = comparisons.iter().find(|c| !c.record.passed).map(describe);
+    let passed = wrong.is_none() && first_difference.is_none() && !set.greedy_ids.is_empty();
+    let rows: usize = comparisons.iter().map(|c| c.record.count).sum();
+    let summary = wrong.or(first_difference).unwrap_or_else(|| {
+        format!(
+            "{} ids; {rows} logits equal full recompute in bits",
+            set.greedy_ids.len()
+        )
+    });
+    let mut outcome = Outcome::judged(passed, summary);
+    outcome.comparisons = comparisons;
+    Ok(outcome)
+}
+
+fn feed_in_pieces(context: &Context<'_>, ids: &[u32]) -> Result<Logits, SubjectError> {
+    let mut sequence = context.subject()?.sequence();
+    let mut all: Option<Logits> = None;
+    let mut rest = ids;
+    for length in PIECES.into_iter().chain([usize::MAX]) {
+        let (piece, tail) = rest.split_at(length.min(rest.len()));
+        if piece.is_empty() {
+            break;
+        }
+        rest = tail;
+        let rows = sequence.feed(piece, &mut NoStages)?;
+        match &mut all {
+            Some(all) => append(all, rows),
+            None => all = Some(rows),
+        }
+    }
+    all.ok_or_else(|| SubjectError::Failed("the long sequence is empty".to_owned()))
+}
+
+fn append(logits: &mut Logits, more: Logits) {
+    logits.rows += more.rows;
+    logits.values.extend(more.values);
+}
+
+fn same_bits(name: &str, carried: &Logits, recomputed: &Logits) -> NamedComparison {
+    let shape = [recomputed.rows, recomputed.vocabulary];
+    let record = compare(&carried.values, &recomputed.values, &shape, &Budget::Bits);
+    NamedComparison {
+        name: name.to_owned(),
+        record,
+    }
+}
+
+fn describe(comparison: &NamedComparison) -> String {
+    let record = &comparison.record;
+    match (&record.problem, &record.first_mismatch) {
+        (Some(problem), _) => format!("{}: {problem}", comparison.name),
+        (None, Some(first)) => format!(
+            "{}: {} of {} logits differ from full recompute, first at {:?}: {:e} against {:e}",
+            comparison.name,
+            record.mismatches,
+            record.count,
+            first.index,
+            first.got,
+            first.expected
+        ),
+        (None, None) => comparison.name.clone(),
+    }
+}

@@ -1,0 +1,18 @@
+//! The ladder: gates as data records, the subjects they judge, the sets they judge them on.
+//!
+//! A gate is written once and serves the command, `cargo test`, the reports and the kill matrix.
+//! Nothing here computes the model; subjects do.
+
+pub mod checks;
+pub mod context;
+pub mod evidence;
+pub mod fixtures;
+pub mod glob;
+pub mod kernel_bounds;
+pub mod kernels;
+pub mod kill_matrix;
+pub mod outcome;
+pub mod registry;
+pub mod runner;
+pub mod subject;
+pub mod subjects;

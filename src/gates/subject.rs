@@ -1,0 +1,147 @@
+//! What a gate judges: a subject, opened on a checkpoint, run as sequences with carried state.
+//!
+//! The f64 reference, the engine, a mutated one of either and a foreign executable all come in
+//! through these traits, so that a gate is written once.
+
+use std::collections::BTreeMap;
+use std::path::Path;
+
+use thiserror::Error;
+
+use crate::config::RawConfig;
+use crate::gates::kernels::Tensors;
+use crate::stages::StageSink;
+
+/// The precision in which a subject keeps its activations.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Precision {
+    /// IEEE double.
+    F64,
+    /// IEEE single.
+    F32,
+}
+
+impl Precision {
+    /// Name in reports.
+    #[must_use]
+    pub fn name(self) -> &'static str {
+        match self {
+            Self::F64 => "f64",
+            Self::F32 => "f32",
+        }
+    }
+}
+
+/// Why a subject could not be opened or run, in one line.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum SubjectError {
+    /// It refused the checkpoint.
+    #[error("{0}")]
+    Refused(String),
+    /// It failed while computing.
+    #[error("{0}")]
+    Failed(String),
+}
+
+/// Logits of the fed rows: row-major `[rows, vocabulary]`; an f32 subject's values widen exactly.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Logits {
+    /// Rows (fed tokens).
+    pub rows: usize,
+    /// Columns (vocabulary).
+    pub vocabulary: usize,
+    /// `rows · vocabulary` values.
+    pub values: Vec<f64>,
+}
+
+impl Logits {
+    /// One row.
+    ///
+    /// # Panics
+    ///
+    /// When `row` is not below [`Self::rows`].
+    #[must_use]
+    pub fn row(&self, row: usize) -> &[f64] {
+        &self.values[row * self.vocabulary..(row + 1) * self.vocabulary]
+    }
+
+    /// The id of the largest logit of a row, the lowest id among equals; `None` when a value of
+    /// the row is not finite, so that no NaN ever turns into a token.
+    #[must_use]
+    pub fn argmax(&self, row: usize) -> Option<u32> {
+        argmax(self.row(row))
+    }
+}
+
+/// Index of the largest value, the lowest among equals; `None` unless all values are finite.
+#[must_use]
+pub fn argmax(values: &[f64]) -> Option<u32> {
+    if values.iter().any(|value| !value.is_finite()) {
+        return None;
+    }
+    let mut best = None;
+    for (index, &value) in values.iter().enumerate() {
+        if best.is_none_or(|(_, top)| value > top) {
+            best = Some((index, value));
+        }
+    }
+    best.and_then(|(index, _)| u32::try_from(index).ok())
+}
+
+/// Something that can be opened on a checkpoint.
+pub trait SubjectSource: Sync {
+    /// Name in reports, for example `reference`.
+    fn name(&self) -> &str;
+    /// Precision of its activations, from which its budgets follow.
+    fn precision(&self) -> Precision;
+    /// Opens the checkpoint in `model_dir`.
+    ///
+    /// # Errors
+    ///
+    /// [`SubjectError::Refused`] when the checkpoint does not bind.
+    fn open(
+        &self,
+        model_dir: &Path,
+        config: &RawConfig,
+        mla_norm_eps: f64,
+    ) -> Result<Box<dyn Subject>, SubjectError>;
+    /// Runs one operation on the inputs of a kernel fixture; `None` where the subject has no such
+    /// operation of its own. What a case does not say is taken from `config`.
+    fn operation(
+        &self,
+        kernel: &str,
+        inputs: &Tensors,
+        config: &RawConfig,
+    ) -> Option<Result<BTreeMap<String, Vec<f64>>, SubjectError>>;
+}
+
+/// A subject on an opened checkpoint.
+pub trait Subject: Sync + Send {
+    /// A sequence at position 0 with empty state.
+    fn sequence(&self) -> Box<dyn Sequence + '_>;
+}
+
+/// A sequence of tokens with the state carried between calls.
+pub trait Sequence {
+    /// Feeds `ids` at the next positions and returns their logits, one row per id.
+    ///
+    /// # Errors
+    ///
+    /// [`SubjectError::Failed`] when the computation fails or yields logits that are not finite.
+    fn feed(&mut self, ids: &[u32], sink: &mut dyn StageSink) -> Result<Logits, SubjectError>;
+}
+
+#[cfg(test)]
+mod tests {
+    use super::argmax;
+
+    /// A NaN compares false with everything: a plain loop would return id 0 or skip it.
+    #[test]
+    fn argmax_takes_the_lowest_of_equals_and_refuses_what_is_not_finite() {
+        assert_eq!(argmax(&[1.0, 3.0, 3.0, 2.0]), Some(1));
+        assert_eq!(argmax(&[-1.0]), Some(0));
+        assert_eq!(argmax(&[]), None);
+        assert_eq!(argmax(&[1.0, f64::NAN]), None);
+        assert_eq!(argmax(&[1.0, f64::INFINITY]), None);
+    }
+}

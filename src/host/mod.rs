@@ -1,0 +1,3 @@
+//! Facts about this machine, for provenance and for plans.
+
+pub mod provenance;

@@ -1,0 +1,165 @@
+//! Kimi Delta Attention per head: the decay's argument (K6, K7), the recurrent step (A8, K9…K11).
+//!
+//! The state S is \[key width, value width\] in f32, rows = key index. The two widths may differ.
+
+/// Columns of S handled together: their sums are four AVX-512 registers.
+const BLOCK_COLUMNS: usize = 32;
+
+/// The argument of the decay's logistic for one head: exp(A_log) · (z + dt_bias), with
+/// `rate` = exp(A_log) of that head (K6, K7). The log decay is bound · σ of it: K3's form; the
+/// older softplus form agrees with that only in the far tail.
+pub fn decay_argument(z: &[f32], dt_bias: &[f32], rate: f32, out: &mut [f32]) {
+    for ((out, z), bias) in out.iter_mut().zip(z).zip(dt_bias) {
+        *out = rate * (z + bias);
+    }
+}
+
+/// What one head's step reads.
+#[derive(Debug, Clone, Copy)]
+pub struct StepInputs<'a> {
+    /// Query, normed and scaled \[key width\].
+    pub q: &'a [f32],
+    /// Key, normed \[key width\].
+    pub k: &'a [f32],
+    /// Value \[value width\].
+    pub v: &'a [f32],
+    /// Decay α = exp(g), in \[e^bound, 1\]; exactly 1 is legal \[key width\].
+    pub alpha: &'a [f32],
+    /// Write strength β.
+    pub beta: f32,
+}
+
+/// One step of one head: decays S, writes β(v − u) along k, reads o = Sᵀq from the updated S.
+/// `state` is \[key width, value width\], `out` \[value width\].
+#[inline(always)]
+pub fn step(state: &mut [f32], inputs: &StepInputs<'_>, out: &mut [f32]) {
+    let width = inputs.v.len();
+    let whole = width / BLOCK_COLUMNS * BLOCK_COLUMNS;
+    for first in (0..whole).step_by(BLOCK_COLUMNS) {
+        step_columns::<BLOCK_COLUMNS>(state, inputs, first, out);
+    }
+    for first in whole..width {
+        step_columns::<1>(state, inputs, first, out);
+    }
+}
+
+/// The step on N columns from `first` on; their sums stay in registers.
+#[inline(always)]
+fn step_columns<const N: usize>(
+    state: &mut [f32],
+    inputs: &StepInputs<'_>,
+    first: usize,
+    out: &mut [f32],
+) {
+    let width = inputs.v.len();
+    let keys = || inputs.k.iter().zip(inputs.alpha);
+    let mut sums = [0.0_f64; N];
+    for (row, (k, alpha)) in state.chunks_exact(width).zip(keys()) {
+        let a = f64::from(alpha * k);
+        let row = &row[first..first + N];
+        for column in 0..N {
+            sums[column] += f64::from(row[column]) * a;
+        }
+    }
+    let mut delta = [0.0_f64; N];
+    for column in 0..N {
+        delta[column] = f64::from(inputs.beta * (inputs.v[first + column] - sums[column] as f32));
+    }
+    sums = [0.0; N];
+    let rows = state.chunks_exact_mut(width).zip(keys()).zip(inputs.q);
+    for ((row, (k, alpha)), q) in rows {
+        let (k, alpha, q) = (f64::from(*k), f64::from(*alpha), f64::from(*q));
+        let row = &mut row[first..first + N];
+        for column in 0..N {
+            let updated = (alpha * f64::from(row[column]) + k * delta[column]) as f32;
+            row[column] = updated;
+            sums[column] += f64::from(updated) * q;
+        }
+    }
+    for column in 0..N {
+        out[first + column] = sums[column] as f32;
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// K9…K11 by hand, with widths that differ so that a transposed state shows (A03).
+    #[test]
+    fn a03_one_step_by_hand() {
+        // S = [[8, 0, 0], [0, 16, 0]], alpha = (1/2, 1/4), k = (1, 2), beta = 1/2.
+        let mut state = vec![8.0, 0.0, 0.0, 0.0, 16.0, 0.0];
+        let inputs = StepInputs {
+            q: &[1.0, 1.0],
+            k: &[1.0, 2.0],
+            v: &[6.0, 6.0, 2.0],
+            alpha: &[0.5, 0.25],
+            beta: 0.5,
+        };
+        let mut out = [0.0; 3];
+        step(&mut state, &inputs, &mut out);
+        // u = (4, 8, 0); delta = (1, -1, 1); S = [[5, -1, 1], [2, 2, 2]]; o = column sums.
+        assert_eq!(state, [5.0, -1.0, 1.0, 2.0, 2.0, 2.0]);
+        assert_eq!(out, [7.0, 1.0, 3.0]);
+    }
+
+    /// Correlated keys under slow decay: the f32 state stays near a plain f64 recurrence.
+    #[test]
+    fn three_hundred_steps_with_correlated_keys() {
+        let width = 128;
+        let mut state = vec![0.0_f32; width * width];
+        let mut exact = vec![0.0_f64; width * width];
+        let (mut out, mut exact_out) = (vec![0.0_f32; width], vec![0.0_f64; width]);
+        let wave = |i: usize, step: usize, f: f64| (i as f64 * f + step as f64 * 0.01).sin();
+        for t in 0..300 {
+            let scale = 1.0 / (width as f64 / 2.0).sqrt();
+            let k: Vec<f32> = (0..width)
+                .map(|i| (wave(i, t, 0.3) * scale) as f32)
+                .collect();
+            let q: Vec<f32> = (0..width)
+                .map(|i| (wave(i, t, 0.31) * 0.01) as f32)
+                .collect();
+            let v: Vec<f32> = (0..width).map(|i| wave(i, 50 * t, 1.7) as f32).collect();
+            let alpha = vec![0.999_f32; width];
+            let inputs = StepInputs {
+                q: &q,
+                k: &k,
+                v: &v,
+                alpha: &alpha,
+                beta: 0.9,
+            };
+            step(&mut state, &inputs, &mut out);
+            plain_step(&mut exact, &inputs, &mut exact_out);
+        }
+        for (out, exact) in out.iter().zip(&exact_out) {
+            assert!(
+                (f64::from(*out) - exact).abs() < 2e-6,
+                "{out} against {exact}"
+            );
+        }
+    }
+
+    /// The recurrence of SPEC section 2 in plain f64.
+    fn plain_step(state: &mut [f64], inputs: &StepInputs<'_>, out: &mut [f64]) {
+        let width = inputs.v.len();
+        for (i, alpha) in inputs.alpha.iter().enumerate() {
+            for s in &mut state[i * width..(i + 1) * width] {
+                *s *= f64::from(*alpha);
+            }
+        }
+        for j in 0..width {
+            let column = |state: &[f64], x: &[f32]| -> f64 {
+                x.iter()
+                    .enumerate()
+                    .map(|(i, x)| state[i * width + j] * f64::from(*x))
+                    .sum()
+            };
+            let delta = f64::from(inputs.beta) * (f64::from(inputs.v[j]) - column(state, inputs.k));
+            for (i, k) in inputs.k.iter().enumerate() {
+                state[i * width + j] += f64::from(*k) * delta;
+            }
+            out[j] = column(state, inputs.q);
+        }
+    }
+}

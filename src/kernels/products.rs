@@ -1,0 +1,293 @@
+//! Products of weight matrices with activations: many row products at once (A2, A3, A11).
+//!
+//! Several products may be asked for together, so that one parallel region covers all projections
+//! of the same input. Each output is one row product, computed by one thread; which instructions
+//! compute it, and how many rows and tokens it shares registers with, changes no bit.
+
+use super::contract::round_to_f32;
+use super::matrix::{MatrixRef, Values};
+use super::path::{KernelPath, Kind};
+use super::rows::row_sum;
+use super::simd::Prepared;
+use super::threads::Threads;
+
+/// One product: `out` \[T, rows\] = `vectors` \[T, columns\] times the matrix.
+#[derive(Debug)]
+pub struct Product<'a> {
+    /// The weights.
+    pub matrix: MatrixRef<'a>,
+    /// T activation rows.
+    pub vectors: &'a [f32],
+    /// T output rows.
+    pub out: &'a mut [f32],
+}
+
+/// Some rows of one product: what a thread takes.
+#[derive(Debug)]
+pub struct RowBlock<'a> {
+    /// Index of the product.
+    pub product: usize,
+    /// The rows' weights.
+    pub matrix: MatrixRef<'a>,
+    /// All T activation rows.
+    pub vectors: &'a [f32],
+    /// Per token, the outputs of these rows.
+    pub out: Vec<&'a mut [f32]>,
+}
+
+/// Cuts products into blocks of rows, about four per thread and product.
+#[must_use]
+pub fn row_blocks<'a>(products: Vec<Product<'a>>, threads: &Threads) -> Vec<RowBlock<'a>> {
+    let mut blocks = Vec::new();
+    for (
+        product,
+        Product {
+            matrix,
+            vectors,
+            out,
+        },
+    ) in products.into_iter().enumerate()
+    {
+        let rows = matrix.rows();
+        let tokens = vectors.len() / matrix.columns();
+        assert_eq!(
+            vectors.len(),
+            tokens * matrix.columns(),
+            "inputs of a matrix product"
+        );
+        assert_eq!(out.len(), tokens * rows, "outputs of a matrix product");
+        let parts = if threads.count() == 1 {
+            1
+        } else {
+            4 * threads.count()
+        };
+        // Whole cache lines of output per block, so that threads do not write into one line.
+        let block_rows = rows.div_ceil(parts).next_multiple_of(16);
+        let mut rest: Vec<&mut [f32]> = out.chunks_exact_mut(rows.max(1)).collect();
+        let mut first = 0;
+        while first < rows {
+            let last = rows.min(first + block_rows);
+            let mut out = Vec::with_capacity(tokens);
+            for rest in &mut rest {
+                let (head, tail) = std::mem::take(rest).split_at_mut(last - first);
+                out.push(head);
+                *rest = tail;
+            }
+            let matrix = matrix.range(first..last);
+            blocks.push(RowBlock {
+                product,
+                matrix,
+                vectors,
+                out,
+            });
+            first = last;
+        }
+    }
+    blocks
+}
+
+/// Computes all products; every output is one row product, rounded once.
+pub fn products(path: KernelPath, threads: &Threads, products: Vec<Product<'_>>) {
+    let mut prepared: Vec<Prepared> = Vec::new();
+    let mut prepared_of = Vec::with_capacity(products.len());
+    if path != KernelPath::SCALAR {
+        let mut last: Option<*const [f32]> = None;
+        for product in &products {
+            // Projections of the same input share its widened form.
+            if last != Some(std::ptr::from_ref(product.vectors)) {
+                prepared.push(Prepared::new(product.vectors, product.matrix.columns()));
+                last = Some(product.vectors);
+            }
+            prepared_of.push(prepared.len() - 1);
+        }
+    }
+    let blocks = row_blocks(products, threads);
+    threads.for_each(blocks, &|block| {
+        let RowBlock {
+            product,
+            matrix,
+            vectors,
+            mut out,
+        } = block;
+        let prepared = prepared_of.get(product).map(|&index| &prepared[index]);
+        let mut emit = |row: usize, token: usize, sum| out[token][row] = round_to_f32(sum);
+        block_sums(path, &matrix, (vectors, prepared), &mut emit);
+    });
+}
+
+/// Every sum of a product BEFORE its rounding, \[T, rows\]: what tells two paths apart.
+#[must_use]
+pub fn sums_before_rounding(path: KernelPath, matrix: MatrixRef<'_>, vectors: &[f32]) -> Vec<f64> {
+    let (columns, rows) = (matrix.columns(), matrix.rows());
+    let mut sums = vec![0.0; vectors.len() / columns * rows];
+    let prepared = Prepared::new(vectors, columns);
+    let mut emit = |row: usize, token: usize, sum| sums[token * rows + row] = sum;
+    block_sums(path, &matrix, (vectors, Some(&prepared)), &mut emit);
+    sums
+}
+
+/// Takes the sum of a row and a token.
+pub(super) type Emit<'a> = dyn FnMut(usize, usize, f64) + 'a;
+
+/// The sums of a block on a path. F32 weights are rare and go through the scalar definition.
+fn block_sums(
+    path: KernelPath,
+    matrix: &MatrixRef<'_>,
+    vectors: (&[f32], Option<&Prepared>),
+    emit: &mut Emit<'_>,
+) {
+    #[cfg(target_arch = "x86_64")]
+    if let Some(prepared) = vectors.1 {
+        use super::simd::walk;
+        match (path.kind(), matrix.values) {
+            (Kind::Avx2, Values::Bf16(_) | Values::Mxfp4 { .. }) => {
+                // SAFETY: a path of this kind is only made after the processor was asked.
+                return unsafe { walk::avx2(matrix, prepared, emit) };
+            }
+            (Kind::Avx512, Values::Bf16(_) | Values::Mxfp4 { .. }) => {
+                // SAFETY: as above.
+                return unsafe { walk::avx512(matrix, prepared, emit) };
+            }
+            _ => {}
+        }
+    }
+    for row in 0..matrix.rows() {
+        let weights = matrix.row(row);
+        for (token, x) in vectors.0.chunks_exact(matrix.columns()).enumerate() {
+            emit(row, token, row_sum(weights, x));
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::kernels::matrix::{Matrix, SharedBytes};
+
+    /// Wide exponents and random signs, so that sums depend on their order.
+    fn wide(n: usize, seed: u64) -> Vec<f32> {
+        let mut state = seed;
+        let mut next = || {
+            state = state
+                .wrapping_mul(6_364_136_223_846_793_005)
+                .wrapping_add(99);
+            (state >> 32) as u32
+        };
+        let value = |r: u32| f32::from_bits((r & 0x807F_FFFF) | (87 + (r >> 23) % 80) << 23);
+        (0..n).map(|_| value(next())).collect()
+    }
+
+    fn bf16(rows: usize, columns: usize) -> Matrix {
+        let bits = wide(rows * columns, 3).into_iter();
+        let bytes: Vec<u8> = bits
+            .flat_map(|w| ((w.to_bits() >> 16) as u16).to_le_bytes())
+            .collect();
+        Matrix::bf16(rows, columns, SharedBytes::copy_of(&bytes)).unwrap()
+    }
+
+    fn mxfp4(rows: usize, columns: usize, scales: impl Fn(usize) -> u8) -> Matrix {
+        let codes: Vec<u8> = (0..rows * columns / 2)
+            .map(|i| (i * 37 + i / 9) as u8)
+            .collect();
+        let scales: Vec<u8> = (0..rows * columns / 32).map(scales).collect();
+        let (codes, scales) = (SharedBytes::copy_of(&codes), SharedBytes::copy_of(&scales));
+        Matrix::mxfp4(rows, columns, codes, scales).unwrap()
+    }
+
+    /// Every path against the scalar definition, before rounding.
+    fn check(matrix: &Matrix, tokens: usize) {
+        let x = wide(tokens * matrix.columns(), 17);
+        let bits = |path| -> Vec<u64> {
+            let sums = sums_before_rounding(path, matrix.view(), &x);
+            let bits = |sum: f64| {
+                if sum.is_nan() {
+                    u64::MAX
+                } else {
+                    sum.to_bits()
+                }
+            };
+            sums.into_iter().map(bits).collect()
+        };
+        let expected = bits(KernelPath::SCALAR);
+        for path in KernelPath::available() {
+            let shape = (matrix.rows(), matrix.columns(), tokens);
+            assert!(
+                bits(path) == expected,
+                "{} differs on {shape:?}",
+                path.name()
+            );
+        }
+    }
+
+    /// B01: matrices and batches around every tile size; tails of columns for BF16.
+    #[test]
+    fn b01_every_path_has_the_scalar_bits_before_rounding() {
+        for rows in [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17] {
+            for tokens in [1, 2, 3, 4, 5, 9] {
+                for columns in [1, 15, 16, 17, 31, 32, 33, 47, 48, 95, 128, 200] {
+                    check(&bf16(rows, columns), tokens);
+                }
+                for groups in 1..=3 {
+                    check(
+                        &mxfp4(rows, 32 * groups, |i| 100 + (i * 7 % 50) as u8),
+                        tokens,
+                    );
+                }
+            }
+        }
+    }
+
+    /// Scale bytes at both ends, a NaN scale, subnormal and infinite activations.
+    #[test]
+    fn every_path_agrees_on_extreme_values() {
+        check(&mxfp4(5, 96, |i| [0, 254, 253, 1, 127][i % 5]), 3);
+        check(&mxfp4(4, 64, |i| if i == 3 { 255 } else { 120 }), 2);
+        let matrix = bf16(4, 64);
+        let mut x = vec![f32::from_bits(3); 64];
+        for special in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, -0.0] {
+            x[33] = special;
+            for path in KernelPath::available() {
+                let sums = sums_before_rounding(path, matrix.view(), &x);
+                let expected = sums_before_rounding(KernelPath::SCALAR, matrix.view(), &x);
+                let same =
+                    |(a, b): (&f64, &f64)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
+                assert!(sums.iter().zip(&expected).all(same), "{}", path.name());
+            }
+        }
+    }
+
+    /// B01: whole products on several threads equal single row products.
+    #[test]
+    fn b01_products_equal_single_row_products() {
+        for rows in [1, 9, 16, 17, 65] {
+            let matrix = mxfp4(rows, 64, |i| 120 + (i % 9) as u8);
+            let x = wide(3 * 64, 5);
+            for path in KernelPath::available() {
+                for count in [1, 3] {
+                    let threads = Threads::new(count).unwrap();
+                    let (mut out, mut again) = (vec![0.0; 3 * rows], vec![0.0; 3 * rows]);
+                    let view = matrix.view();
+                    let twice = vec![
+                        Product {
+                            matrix: view,
+                            vectors: &x,
+                            out: &mut out,
+                        },
+                        Product {
+                            matrix: view,
+                            vectors: &x,
+                            out: &mut again,
+                        },
+                    ];
+                    products(path, &threads, twice);
+                    for (place, out) in out.iter().enumerate() {
+                        let x = &x[place / rows * 64..][..64];
+                        let expected = row_sum(view.row(place % rows), x) as f32;
+                        assert_eq!(out.to_bits(), expected.to_bits());
+                    }
+                    assert_eq!(out, again);
+                }
+            }
+        }
+    }
+}

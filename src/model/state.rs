@@ -1,0 +1,95 @@
+//! What a sequence carries from one call to the next (K13, M8): nothing is global.
+//!
+//! KDA layers have a slot with the recurrent state and the convolution inputs; MLA layers have a
+//! growing cache of rows \[latent | rope\]. Residual banks are per token and are not carried.
+//! Cloning a state takes it out; putting a clone back continues from there, in the same bits.
+
+use super::{AttentionKind, EngineError, Shape};
+
+/// State of one KDA layer.
+#[derive(Debug, Clone, PartialEq)]
+pub struct KdaState {
+    /// S per head \[H, key width, value width\], rows = key index.
+    pub recurrent: Vec<f32>,
+    /// The last kernel−1 inputs of the q, k and v convolutions, oldest first
+    /// \[3, kernel−1, P\].
+    pub convolution: Vec<f32>,
+}
+
+/// Cache of one MLA layer.
+#[derive(Debug, Clone, PartialEq, Default)]
+pub struct LatentCache {
+    /// One row per position \[positions, kv_lora + rope\].
+    pub rows: Vec<f32>,
+}
+
+/// The state of one sequence.
+#[derive(Debug, Clone, PartialEq)]
+pub struct State {
+    /// By KDA slot.
+    pub kda: Vec<KdaState>,
+    /// By MLA slot.
+    pub mla: Vec<LatentCache>,
+    /// Positions fed so far.
+    pub position: usize,
+    /// Set while a call is at work; still set afterwards only if that call failed.
+    pub interrupted: bool,
+}
+
+impl State {
+    /// A state at position 0: zero recurrences, zero convolution inputs, empty caches.
+    #[must_use]
+    pub fn new(shape: &Shape) -> Self {
+        let projection = shape.kda_projection();
+        let slot = KdaState {
+            recurrent: vec![0.0; projection * shape.kda_width],
+            convolution: vec![0.0; 3 * (shape.conv_kernel - 1) * projection],
+        };
+        Self {
+            kda: vec![slot; shape.count(AttentionKind::Kda)],
+            mla: vec![LatentCache::default(); shape.count(AttentionKind::Mla)],
+            position: 0,
+            interrupted: false,
+        }
+    }
+
+    /// Refuses a state that another model made, or that a failed call left half-way.
+    ///
+    /// # Errors
+    /// [`EngineError::ForeignState`] naming the part, [`EngineError::InterruptedState`].
+    pub fn check(&self, shape: &Shape) -> Result<(), EngineError> {
+        if self.interrupted {
+            return Err(EngineError::InterruptedState {
+                position: self.position,
+            });
+        }
+        let foreign = |what: &str, got: usize, expected: usize| {
+            let text = format!("{what}: {got}, expected {expected}");
+            if got == expected {
+                Ok(())
+            } else {
+                Err(EngineError::ForeignState(text))
+            }
+        };
+        let projection = shape.kda_projection();
+        foreign("KDA slots", self.kda.len(), shape.count(AttentionKind::Kda))?;
+        foreign("MLA slots", self.mla.len(), shape.count(AttentionKind::Mla))?;
+        for slot in &self.kda {
+            let history = 3 * (shape.conv_kernel - 1) * projection;
+            foreign(
+                "recurrent values",
+                slot.recurrent.len(),
+                projection * shape.kda_width,
+            )?;
+            foreign("convolution inputs", slot.convolution.len(), history)?;
+        }
+        for cache in &self.mla {
+            foreign(
+                "cached values",
+                cache.rows.len(),
+                self.position * shape.cache_width(),
+            )?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,358 @@
+//! The MLP with SiTU, and LatentMoE (SPEC section 2, clauses E1 to E10, S1, S2).
+//!
+//! Routed experts stay in the files and are read and decoded when a token is routed to them: a
+//! released layer has 896 of 17.5 MB each. Nothing is cached.
+
+use std::sync::Arc;
+
+use safetensors::Dtype;
+
+use super::error::ReferenceError;
+use super::formulas::{Formulas, NormSite};
+use super::layer::Pass;
+use super::reader::Reader;
+use super::released::GROUP_COLUMNS;
+use super::rows::{Matrix, Rows, add};
+use super::stage_hook::Stages;
+use crate::config::RawConfig;
+use crate::stages::Stage;
+
+/// A gated MLP: the dense layer's, or the shared experts stored as one.
+#[derive(Debug, Clone)]
+pub struct MlpWeights {
+    /// `gate_proj` \[inner, E\].
+    pub gate: Matrix,
+    /// `up_proj` \[inner, E\].
+    pub up: Matrix,
+    /// `down_proj` \[E, inner\].
+    pub down: Matrix,
+}
+
+/// Weights of a LatentMoE layer but its routed experts, which are read when they are needed.
+#[derive(Debug, Clone)]
+pub struct MoeWeights {
+    /// `gate.weight` \[experts, E\].
+    pub router: Matrix,
+    /// `gate.e_score_correction_bias` \[experts\].
+    pub bias: Vec<f64>,
+    /// `routed_expert_down_proj` \[L, E\].
+    pub down: Matrix,
+    /// `routed_expert_norm` \[L\].
+    pub norm: Vec<f64>,
+    /// `routed_expert_up_proj` \[E, L\].
+    pub up: Matrix,
+    /// `shared_experts.*`, inner width I · `num_shared_experts`.
+    pub shared: MlpWeights,
+    experts: ExpertSource,
+}
+
+/// One routed expert, decoded.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ExpertWeights {
+    /// Gate \[I, L\].
+    pub w1: Matrix,
+    /// Down \[L, I\].
+    pub w2: Matrix,
+    /// Up \[I, L\].
+    pub w3: Matrix,
+}
+
+/// Where a layer's routed experts are read from.
+#[derive(Debug, Clone)]
+struct ExpertSource {
+    reader: Arc<Reader>,
+    layer: usize,
+    /// `…layers.N.block_sparse_moe.experts.`
+    prefix: String,
+    latent: usize,
+    inner: usize,
+}
+
+impl MlpWeights {
+    /// Reads `{gate,up,down}_proj` below `prefix`.
+    ///
+    /// # Errors
+    /// A tensor is missing or not as the config implies.
+    pub fn load(
+        reader: &Reader,
+        prefix: &str,
+        width: usize,
+        inner: usize,
+    ) -> Result<Self, ReferenceError> {
+        let name = |rest: &str| format!("{prefix}{rest}.weight");
+        Ok(Self {
+            gate: reader.bf16_matrix(&name("gate_proj"), inner, width)?,
+            up: reader.bf16_matrix(&name("up_proj"), inner, width)?,
+            down: reader.bf16_matrix(&name("down_proj"), width, inner)?,
+        })
+    }
+}
+
+impl MoeWeights {
+    /// Reads the `block_sparse_moe.*` tensors below `prefix` (`…layers.N.`) of layer `layer` and
+    /// checks the headers of every routed expert.
+    ///
+    /// # Errors
+    /// A tensor is missing or not as the config implies.
+    pub fn load(
+        reader: &Arc<Reader>,
+        config: &RawConfig,
+        layer: usize,
+        prefix: &str,
+    ) -> Result<Self, ReferenceError> {
+        let width = config.hidden_size;
+        let (experts, latent) = (config.num_experts, config.routed_expert_hidden_size);
+        let inner = config.moe_intermediate_size;
+        let name = |rest: &str| format!("{prefix}block_sparse_moe.{rest}");
+        let source = ExpertSource {
+            reader: Arc::clone(reader),
+            layer,
+            prefix: name("experts."),
+            latent,
+            inner,
+        };
+        for expert in 0..experts {
+            source.check(expert)?;
+        }
+        let shared_inner = inner * config.num_shared_experts;
+        let down = name("routed_expert_down_proj.weight");
+        let up = name("routed_expert_up_proj.weight");
+        Ok(Self {
+            router: reader.bf16_matrix(&name("gate.weight"), experts, width)?,
+            bias: reader.f32_vector(&name("gate.e_score_correction_bias"), &[experts])?,
+            down: reader.bf16_matrix(&down, latent, width)?,
+            norm: reader.bf16_vector(&name("routed_expert_norm.weight"), &[latent])?,
+            up: reader.bf16_matrix(&up, width, latent)?,
+            shared: MlpWeights::load(reader, &name("shared_experts."), width, shared_inner)?,
+            experts: source,
+        })
+    }
+
+    /// Reads and decodes one routed expert.
+    ///
+    /// # Errors
+    /// A read fails, or a scale byte is 255 (clause Q4).
+    pub fn expert(
+        &self,
+        formulas: &Formulas,
+        expert: usize,
+    ) -> Result<ExpertWeights, ReferenceError> {
+        self.experts.load(formulas, expert)
+    }
+}
+
+impl ExpertSource {
+    /// The three matrices with their rows and columns.
+    fn matrices(&self) -> [(&'static str, usize, usize); 3] {
+        [
+            ("w1", self.inner, self.latent),
+            ("w2", self.latent, self.inner),
+            ("w3", self.inner, self.latent),
+        ]
+    }
+
+    /// Names of a matrix's codes and scales.
+    fn names(&self, expert: usize, matrix: &str) -> (String, String) {
+        let stem = format!("{}{expert}.{matrix}", self.prefix);
+        (
+            format!("{stem}.weight_packed"),
+            format!("{stem}.weight_scale"),
+        )
+    }
+
+    fn check(&self, expert: usize) -> Result<(), ReferenceError> {
+        for (matrix, rows, columns) in self.matrices() {
+            let (packed, scale) = self.names(expert, matrix);
+            self.reader
+                .check(&packed, Dtype::U8, &[rows, columns / 2])?;
+            self.reader
+                .check(&scale, Dtype::U8, &[rows, columns / GROUP_COLUMNS])?;
+        }
+        Ok(())
+    }
+
+    fn load(&self, formulas: &Formulas, expert: usize) -> Result<ExpertWeights, ReferenceError> {
+        let mut decoded = Vec::with_capacity(3);
+        for (matrix, rows, columns) in self.matrices() {
+            let (packed, scale) = self.names(expert, matrix);
+            let packed = self
+                .reader
+                .bytes(&packed, Dtype::U8, &[rows, columns / 2])?;
+            let shape = [rows, columns / GROUP_COLUMNS];
+            let scales = self.reader.bytes(&scale, Dtype::U8, &shape)?;
+            let values = decode_mxfp4(formulas, columns, &packed, &scales);
+            let values = values.map_err(|(row, group)| ReferenceError::ScaleNan {
+                layer: self.layer,
+                expert,
+                matrix,
+                row,
+                group,
+            })?;
+            decoded.push(Matrix::from_f64(rows, columns, values));
+        }
+        let [w1, w2, w3] = <[Matrix; 3]>::try_from(decoded).expect("three matrices were pushed");
+        Ok(ExpertWeights { w1, w2, w3 })
+    }
+}
+
+/// Decodes a packed matrix: `packed` \[rows, columns/2\], `scales` \[rows, columns/32\]; `columns`
+/// is a multiple of 32. Gives \[rows, columns\].
+///
+/// # Errors
+/// Row and group of the first scale byte 255.
+pub fn decode_mxfp4(
+    formulas: &Formulas,
+    columns: usize,
+    packed: &[u8],
+    scales: &[u8],
+) -> Result<Vec<f64>, (usize, usize)> {
+    let (row_bytes, groups) = (columns / 2, columns / GROUP_COLUMNS);
+    let codes: [f64; 16] = std::array::from_fn(|code| (formulas.e2m1)(code as u8));
+    let column_of = |index| (formulas.nibble_columns)(index, row_bytes);
+    let columns_of_byte: Vec<[usize; 2]> = (0..row_bytes).map(column_of).collect();
+    let group_of = |column| (formulas.scale_group)(column, groups);
+    let group_of_column: Vec<usize> = (0..columns).map(group_of).collect();
+
+    let mut values = vec![0.0; packed.len() * 2];
+    let stored = packed
+        .chunks_exact(row_bytes)
+        .zip(scales.chunks_exact(groups));
+    for (row, (packed, scales)) in stored.enumerate() {
+        let factor = |(group, byte): (usize, &u8)| (formulas.scale)(*byte).ok_or((row, group));
+        let factors: Vec<f64> = scales
+            .iter()
+            .enumerate()
+            .map(factor)
+            .collect::<Result<_, _>>()?;
+        let values = &mut values[row * columns..][..columns];
+        for (byte, [low, high]) in packed.iter().zip(&columns_of_byte) {
+            values[*low] = codes[usize::from(byte & 15)] * factors[group_of_column[*low]];
+            values[*high] = codes[usize::from(byte >> 4)] * factors[group_of_column[*high]];
+        }
+    }
+    Ok(values)
+}
+
+/// down · SiTU(gate·x, up·x), for the dense MLP, the shared MLP and a routed expert alike.
+pub fn gated_mlp(pass: &Pass<'_>, [gate, up, down]: [&Matrix; 3], x: &Rows) -> Rows {
+    let beta = pass.config.activation_situ_beta;
+    let linear_beta = pass.config.activation_situ_linear_beta;
+    let mut inner = gate.apply(x);
+    for (gate, up) in inner.values.iter_mut().zip(up.apply(x).values) {
+        *gate = (pass.formulas.situ)(*gate, up, beta, linear_beta);
+    }
+    down.apply(&inner)
+}
+
+/// LatentMoE over `x` \[T, E\], the normed input; `mixed` is the same before the norm (unused by
+/// the released model). Gives \[T, E\].
+///
+/// # Errors
+/// A routed expert cannot be read, or one of its scale bytes is 255.
+pub fn moe(
+    pass: &Pass<'_>,
+    weights: &MoeWeights,
+    x: &Rows,
+    mixed: &Rows,
+    stages: &mut Stages<'_>,
+) -> Result<Rows, ReferenceError> {
+    let (formulas, latent) = (pass.formulas, weights.norm.len());
+
+    // router, on the full width
+    let router_input = (formulas.router_input)(x, mixed, weights);
+    let (chosen, routing) = route(pass, weights, &router_input, stages);
+
+    // the chosen experts on the latent; the norm is on their weighted sum
+    let mut z = weights.down.apply(x);
+    stages.put_rows(Stage::MoeLatent, &mut z);
+    let outputs = expert_outputs(pass, weights, &(formulas.expert_input)(x, &z), &chosen)?;
+    let eps = pass.norm_eps(NormSite::Latent);
+    let mut sum = Rows::empty(latent);
+    for (outputs, routing) in outputs.into_iter().zip(&routing) {
+        let share = |output| (formulas.expert_share)(output, &weights.norm, eps);
+        let shares: Vec<Vec<f64>> = outputs.into_iter().map(share).collect();
+        sum.push(&(formulas.combine)(&shares, routing, latent));
+    }
+    stages.put_rows(Stage::MoeSum, &mut sum);
+    let norm = |sum: &[f64]| (formulas.norm_of_sum)(formulas, sum, &weights.norm, eps);
+    let normed = sum.map(latent, norm);
+    let routed = (formulas.project_up)(&weights.up, &normed);
+
+    // the shared MLP on the full width, unweighted
+    let shared = &weights.shared;
+    let shared_input = (formulas.shared_input)(x, mixed, weights);
+    let roles = [&shared.gate, &shared.up, &shared.down];
+    let mut shared = gated_mlp(pass, roles, &shared_input);
+    stages.put_rows(Stage::MoeShared, &mut shared);
+    for (token, routing) in routing.iter().enumerate() {
+        let weight = (formulas.shared_weight)(routing);
+        shared.row_mut(token).iter_mut().for_each(|v| *v *= weight);
+    }
+    Ok(add(&routed, &shared))
+}
+
+/// The chosen experts of each token, ascending, and their weights in the same order.
+fn route(
+    pass: &Pass<'_>,
+    weights: &MoeWeights,
+    input: &Rows,
+    stages: &mut Stages<'_>,
+) -> (Vec<Vec<usize>>, Vec<Vec<f64>>) {
+    let (formulas, bias, config) = (pass.formulas, &weights.bias, pass.config);
+    let logits = weights.router.apply(input);
+    let mut scores = logits.map(logits.width, formulas.router_scores);
+    stages.put_rows(Stage::RouterScores, &mut scores);
+    let select = |scores| (formulas.select)(scores, bias, config.num_experts_per_token);
+    let mut chosen: Vec<Vec<usize>> = scores.iter().map(select).collect();
+    stages.put_ids(Stage::RouterIds, &mut chosen);
+    let mut routing = Vec::new();
+    for (scores, chosen) in scores.iter().zip(&chosen) {
+        routing.push((formulas.routing_weights)(scores, bias, chosen, config));
+    }
+    put_weights(&mut routing, stages);
+    (chosen, routing)
+}
+
+/// The outputs \[L\] of each token's chosen experts, in the order of its ids. Experts are taken in
+/// rising id, each read once.
+fn expert_outputs(
+    pass: &Pass<'_>,
+    weights: &MoeWeights,
+    z: &Rows,
+    chosen: &[Vec<usize>],
+) -> Result<Vec<Vec<Vec<f64>>>, ReferenceError> {
+    let mut outputs: Vec<Vec<Vec<f64>>> =
+        chosen.iter().map(|c| vec![Vec::new(); c.len()]).collect();
+    for expert in 0..pass.config.num_experts {
+        let slot_of = |ids: &Vec<usize>| ids.iter().position(|id| *id == expert);
+        let places: Vec<(usize, usize)> = chosen
+            .iter()
+            .enumerate()
+            .filter_map(|(token, ids)| Some((token, slot_of(ids)?)))
+            .collect();
+        if places.is_empty() {
+            continue;
+        }
+        let id = (pass.formulas.expert_id)(expert, pass.config.num_experts);
+        let decoded = weights.expert(pass.formulas, id)?;
+        let mut inputs = Rows::empty(z.width);
+        for (token, _) in &places {
+            inputs.push(z.row(*token));
+        }
+        let out = gated_mlp(pass, (pass.formulas.expert_roles)(&decoded), &inputs);
+        for ((token, slot), row) in places.into_iter().zip(out.iter()) {
+            outputs[token][slot] = row.to_vec();
+        }
+    }
+    Ok(outputs)
+}
+
+/// The routing weights as a stage \[T, k\].
+fn put_weights(routing: &mut [Vec<f64>], stages: &mut Stages<'_>) {
+    let shape = [routing.len(), routing.first().map_or(0, Vec::len)];
+    let mut weights = routing.concat();
+    stages.put(Stage::RouterWeights, &shape, &mut weights);
+    for (row, kept) in routing.iter_mut().zip(weights.chunks(shape[1].max(1))) {
+        row.copy_from_slice(kept);
+    }
+}
