@@ -16,5 +16,6 @@ pub mod kernels;
 pub mod model;
 pub mod reference;
 pub mod report;
+pub mod simcache;
 pub mod stages;
 pub mod tensor_file;

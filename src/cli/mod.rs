@@ -3,6 +3,7 @@
 
 mod gates;
 mod output;
+mod simcache;
 
 use std::io::Write as _;
 
@@ -27,6 +28,8 @@ struct Cli {
 enum Command {
     /// Climb the ladder on the shipped sets or on other evidence
     Gates(gates::GatesArgs),
+    /// Study the expert cache offline: hit rates at every capacity, bytes and seconds per token
+    Simcache(Box<simcache::SimcacheArgs>),
     /// Print shell completions
     Completions {
         /// The shell
@@ -40,6 +43,7 @@ pub fn main() -> Exit {
     let cli = Cli::parse();
     let result = match &cli.command {
         Command::Gates(args) => gates::run(args),
+        Command::Simcache(args) => simcache::run(args),
         Command::Completions { shell } => completions(*shell),
     };
     match result {

@@ -1,4 +1,8 @@
-//! Reports: JSON with a schema version is the truth, text is a pure function of it.
+//! Reports: JSON with a schema version is the truth; text, plots and pages are pure functions of
+//! it.
 
 pub mod gates;
+pub mod html;
+pub mod json;
 pub mod mutants;
+pub mod svg;

@@ -1,0 +1,81 @@
+//! Reports as snapshots, under `reports/simcache/`: text and JSON of a generated trace, without
+//! what changes from run to run.
+
+use k3_verify::report::json;
+use k3_verify::simcache::forecast::Budget;
+use k3_verify::simcache::report::{Provenance, Report};
+use k3_verify::simcache::study::run;
+use k3_verify::simcache::text::text;
+
+use crate::make::{plan, recomputed, small_zipf};
+
+/// Compares with the committed file of that name.
+pub fn snapshot(name: &str, content: &str) {
+    let mut settings = insta::Settings::clone_current();
+    settings.set_snapshot_path("../../reports/simcache");
+    settings.set_prepend_module_to_snapshot(false);
+    settings.set_omit_expression(true);
+    settings.bind(|| insta::assert_snapshot!(name, content));
+}
+
+/// The study that is kept: a recomputed trace of the small model, with budgets and a ladder.
+pub fn kept_report() -> Report {
+    let trace = small_zipf(42);
+    let mut plan = plan();
+    plan.requests = None;
+    plan.budgets = Some(vec![
+        Budget::Memory {
+            bytes: 4_000_000_000,
+        },
+        Budget::Memory {
+            bytes: 20_000_000_000,
+        },
+        Budget::Memory {
+            bytes: 34_000_000_000,
+        },
+        Budget::Memory {
+            bytes: 50_000_000_000,
+        },
+        Budget::Preset {
+            name: "ultra",
+            trunk_bytes: 10_000_000_000,
+            expert_bytes: 8_000_000_000,
+        },
+    ]);
+    plan.machine.trunk_bytes = 20_000_000_000;
+    plan.machine.fixed_bytes = 2_000_000_000;
+    let ladder = "total_gb\tcache_slots\tpin_gb\texpert_hit_true\ts_per_tok\tgb_read\n\
+                  12\t9\t1\t0.0\t12.9\t15.0\n\
+                  24\t20\t2\t46.67\t9.5\t8.0\n\
+                  36\t30\t4\t53.3\t8.4\t7.0\n";
+    plan.ladder = Some(k3_verify::simcache::measured::parse(ladder).unwrap());
+    run(vec![recomputed(&trace, 4, 16)], &plan).unwrap()
+}
+
+#[test]
+fn the_text_of_a_study() {
+    snapshot("study-text", &text(&kept_report()));
+}
+
+#[test]
+fn the_json_of_a_study() {
+    let report = kept_report();
+    assert_eq!(report.provenance, Provenance::default());
+    snapshot("study-json", &json::to_text(&report).unwrap());
+}
+
+#[test]
+fn the_same_study_is_the_same_report_whatever_the_threads() {
+    let expected = json::to_text(&kept_report()).unwrap();
+    for threads in [1, 2, 3, 8] {
+        let pool = rayon::ThreadPoolBuilder::new()
+            .num_threads(threads)
+            .build()
+            .unwrap();
+        assert_eq!(
+            pool.install(|| json::to_text(&kept_report()).unwrap()),
+            expected,
+            "{threads}"
+        );
+    }
+}

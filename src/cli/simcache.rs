@@ -1,0 +1,186 @@
+//! `k3-verify simcache TRACE`: what was typed, a checked plan, the study, the report.
+
+mod arguments;
+
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::{Instant, SystemTime, UNIX_EPOCH};
+
+use anyhow::Context as _;
+
+pub use arguments::SimcacheArgs;
+use arguments::Usage;
+
+use super::output::{self, CommandError, Format};
+use crate::exit::Exit;
+use crate::report::json;
+use crate::simcache::measured::{self, Rung};
+use crate::simcache::page::page;
+use crate::simcache::plots::plots;
+use crate::simcache::report::{Provenance, Report};
+use crate::simcache::study::{self, StudyError, StudyPlan};
+use crate::simcache::text::text;
+use crate::simcache::trace::{self, Trace, TraceError};
+
+/// Runs the command.
+///
+/// # Errors
+///
+/// [`CommandError`] when there is no report: unreadable or unusable traces, bad arguments,
+/// unwritable output.
+pub fn run(args: &SimcacheArgs) -> Result<Exit, CommandError> {
+    let begin = Instant::now();
+    let shape = args.shape().map_err(usage)?;
+    let mut traces = Vec::new();
+    for path in &args.traces {
+        let trace = trace::read(path, &shape).map_err(|error| trace_error(path, error))?;
+        args.check_against(&trace, path).map_err(usage)?;
+        traces.push(trace);
+    }
+    let ladder = args.measured.as_deref().map(read_ladder).transpose()?;
+    let plan = args.plan(&traces[0], ladder).map_err(usage)?;
+    output::check_writable(&args.output)?;
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(args.threads.map_or(0, usize::from))
+        .build()
+        .map_err(|error| CommandError::new(error, Exit::BadInput))?;
+    let mut report = pool.install(|| study_and_export(traces, &plan, args))?;
+    report.provenance = provenance(args, begin);
+    deliver(args, &report)?;
+    Ok(verdict(&report))
+}
+
+fn usage(error: Usage) -> CommandError {
+    CommandError::new(error, Exit::Usage)
+}
+
+/// An error that names the file, with its exit code and hint.
+fn trace_error(path: &Path, error: TraceError) -> CommandError {
+    let (exit, hint) = match &error {
+        TraceError::Empty => (
+            Exit::Incomplete,
+            "a trace of at least one request is needed",
+        ),
+        TraceError::ByteSwapped { .. } => (Exit::BadInput, "write the pairs little-endian"),
+        TraceError::LayerOutOfRange { .. } | TraceError::ExpertOutOfRange { .. } => {
+            let hint = "a trace of another model needs --model-layers, --experts and --top-k";
+            (Exit::BadInput, hint)
+        }
+        TraceError::NoEndRecord { .. } | TraceError::CutRecord { .. } => (
+            Exit::BadInput,
+            "the run that wrote it did not finish, or the copy is incomplete",
+        ),
+        _ => (Exit::BadInput, ""),
+    };
+    let error = anyhow::Error::new(error).context(path.display().to_string());
+    let error = CommandError::new(error, exit);
+    if hint.is_empty() {
+        error
+    } else {
+        error.hint(hint)
+    }
+}
+
+fn study_error(error: StudyError) -> CommandError {
+    let (exit, hint) = match &error {
+        StudyError::Empty => (Exit::Incomplete, "the filters leave nothing"),
+        StudyError::NoDecodeOrder(_) => (
+            Exit::Incomplete,
+            "--order recorded replays the trace as it is",
+        ),
+        StudyError::NothingToMeasure | StudyError::NoPositions(_) => (Exit::Incomplete, ""),
+        StudyError::Cache(_) => (Exit::Usage, ""),
+        StudyError::Trace(_) => (Exit::BadInput, ""),
+    };
+    let error = CommandError::new(error, exit);
+    if hint.is_empty() {
+        error
+    } else {
+        error.hint(hint)
+    }
+}
+
+fn read_ladder(path: &Path) -> Result<Vec<Rung>, CommandError> {
+    let ladder = measured::read(path).with_context(|| path.display().to_string());
+    ladder.map_err(|error| CommandError::new(error, Exit::BadInput))
+}
+
+fn study_and_export(
+    traces: Vec<Trace>,
+    plan: &StudyPlan,
+    args: &SimcacheArgs,
+) -> Result<Report, CommandError> {
+    if let Some(path) = &args.csv {
+        let main = study::main_order(traces.clone(), plan).map_err(study_error)?;
+        let mut csv = Vec::new();
+        let written = trace::csv::write(&main, &mut csv);
+        written.map_err(|error| CommandError::new(error, Exit::BadInput))?;
+        output::write_whole(path, &csv)?;
+    }
+    study::run(traces, plan).map_err(study_error)
+}
+
+/// What was compared decides; then what could not be done.
+fn verdict(report: &Report) -> Exit {
+    let runs = &report.recorded_runs;
+    let ladder_differs = report
+        .measured
+        .as_ref()
+        .is_some_and(|measured| measured.largest_error_points > measured.tolerance_points);
+    let run_differs = runs
+        .iter()
+        .any(|run| run.replayed.is_some() && run.difference.is_some());
+    if ladder_differs || run_differs {
+        return Exit::Disagrees;
+    }
+    let main = report.views.first();
+    let refused = main.is_some_and(|view| view.rows.iter().all(|row| row.refused.is_some()));
+    if refused || runs.iter().any(|run| run.replayed.is_none()) {
+        return Exit::Incomplete;
+    }
+    Exit::Conforms
+}
+
+fn provenance(args: &SimcacheArgs, begin: Instant) -> Provenance {
+    let name = |path: &PathBuf| path.display().to_string();
+    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
+    Provenance {
+        traces: args.traces.iter().map(name).collect(),
+        measured: args.measured.as_ref().map(name),
+        program: format!("k3-verify {}", env!("CARGO_PKG_VERSION")),
+        unix_time: since_1970.map_or(0, |time| time.as_secs()),
+        host: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
+        elapsed_seconds: (begin.elapsed().as_secs_f64() * 1e3).round() / 1e3,
+    }
+}
+
+/// Prints the report and writes the folder. A plot that cannot be drawn is an error after the
+/// numbers are out.
+fn deliver(args: &SimcacheArgs, report: &Report) -> Result<(), CommandError> {
+    let failed = |error: anyhow::Error| CommandError::new(error, Exit::BadInput);
+    let words = text(report);
+    let encoded = json::to_text(report).map_err(|error| failed(error.into()))?;
+    let shown = match args.output.format {
+        Format::Json => &encoded,
+        Format::Text => &words,
+    };
+    let mut stdout = std::io::stdout().lock();
+    output::quiet_pipe(
+        stdout
+            .write_all(shown.as_bytes())
+            .and_then(|()| stdout.flush()),
+    )?;
+    let Some(folder) = &args.output.out else {
+        return Ok(());
+    };
+    let made = fs::create_dir_all(folder).with_context(|| folder.display().to_string());
+    made.map_err(failed)?;
+    output::write_whole(&folder.join("report.json"), encoded.as_bytes())?;
+    output::write_whole(&folder.join("report.txt"), words.as_bytes())?;
+    let drawn = plots(report).map_err(|error| failed(error.into()))?;
+    for (name, svg) in &drawn {
+        output::write_whole(&folder.join(format!("{name}.svg")), svg.as_bytes())?;
+    }
+    output::write_whole(&folder.join("report.html"), page(report, &drawn).as_bytes())
+}

@@ -1,0 +1,359 @@
+//! The arguments of `simcache` and the plan they become.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+use thiserror::Error;
+
+use super::super::output::OutputArgs;
+use crate::simcache::cache::{Requests, Reserve};
+use crate::simcache::forecast::{
+    ASSUMED_DISK_RATE, Budget, K3_FIXED_BYTES, K3_TRUNK_BYTES, Machine, PRESETS,
+};
+use crate::simcache::measured::Rung;
+use crate::simcache::order::Order;
+use crate::simcache::policy::PolicyName;
+use crate::simcache::shape::ModelShape;
+use crate::simcache::study::StudyPlan;
+use crate::simcache::trace::Trace;
+
+/// Most slots that may be asked for: more than any model has experts.
+const MAX_SLOTS: u64 = 1 << 24;
+
+/// A bad argument that only the trace could show to be bad.
+#[derive(Debug, Error)]
+#[error("{0}")]
+pub struct Usage(pub String);
+
+/// Study the expert cache offline: hit rates at every capacity, bytes and seconds per token
+#[derive(Debug, Clone, Args)]
+pub struct SimcacheArgs {
+    /// Traces (format v1, or headerless int32 pairs), studied one after the other
+    #[arg(value_name = "TRACE", required = true)]
+    pub traces: Vec<PathBuf>,
+    /// Order to study: as recorded, as incremental decoding asks, or both where they differ
+    #[arg(long, value_enum, default_value_t = Order::Auto)]
+    pub order: Order,
+    /// What is looked up together; default: batch where demands can be made out
+    #[arg(long, value_enum)]
+    pub requests: Option<Requests>,
+    /// When misses are reserved: before (early) or after (late) the batch's hits are refreshed
+    #[arg(long, value_enum, default_value_t = Reserve::Late)]
+    pub reserve: Reserve,
+    /// Replay this policy (repeatable); default: all
+    #[arg(long = "policy", value_name = "NAME", value_enum)]
+    pub policies: Vec<PolicyName>,
+    /// Capacities in slots, comma separated
+    #[arg(long, value_name = "N,N", value_delimiter = ',',
+          value_parser = clap::value_parser!(u64).range(1..=MAX_SLOTS))]
+    pub slots: Vec<u64>,
+    /// Capacities in GB (10^9 bytes), comma separated
+    #[arg(long, value_name = "X,X", value_delimiter = ',', value_parser = positive)]
+    pub cache_gb: Vec<f64>,
+    /// Memory budgets to forecast, such as 8GB,64GiB; default for a large model: the ladder's
+    #[arg(long, value_name = "SIZE,SIZE", value_delimiter = ',', value_parser = size)]
+    pub memory: Vec<u64>,
+    /// Forecast a preset (repeatable)
+    #[arg(long, value_name = "NAME", value_parser = preset_names())]
+    pub preset: Vec<String>,
+    /// Disk rate in GB/s (10^9 bytes); assumed 3 if not given
+    #[arg(long, value_name = "X", value_parser = positive)]
+    pub disk_gbs: Option<f64>,
+    /// Computing per token in seconds
+    #[arg(long, value_name = "X", default_value_t = 0.0, value_parser = not_negative)]
+    pub compute_seconds: f64,
+    /// Trunk that a token reads when nothing is held; default: the trace's, or K3's 108.81GB
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub trunk: Option<u64>,
+    /// Memory besides trunk and experts; default for K3: 6.65GB
+    #[arg(long, value_name = "SIZE", value_parser = size)]
+    pub fixed: Option<u64>,
+    /// Hold the forecast against a measured ladder (tab-separated)
+    #[arg(long, value_name = "FILE")]
+    pub measured: Option<PathBuf>,
+    /// Error in points of hit rate up to which the ladder agrees
+    #[arg(long, value_name = "POINTS", default_value_t = 1.0, value_parser = not_negative)]
+    pub tolerance: f64,
+    /// Keep only these layers (0..92, both ends included; 7; 0,3,91..92)
+    #[arg(long, value_name = "RANGE")]
+    pub layers: Option<String>,
+    /// Keep only the first N positions
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub positions: Option<u32>,
+    /// Layers of the model of a headerless trace [default: 93]
+    #[arg(long, value_name = "N")]
+    pub model_layers: Option<u32>,
+    /// Experts per layer of a headerless trace [default: 896]
+    #[arg(long, value_name = "N")]
+    pub experts: Option<u32>,
+    /// Experts per token of a headerless trace [default: 16]
+    #[arg(long, value_name = "N")]
+    pub top_k: Option<u32>,
+    /// Bytes of an expert of a headerless trace [default: 17547264]
+    #[arg(long, value_name = "N")]
+    pub expert_bytes: Option<u64>,
+    /// Write the requests, in the order studied, as CSV for libCacheSim
+    #[arg(long, value_name = "FILE")]
+    pub csv: Option<PathBuf>,
+    /// Worker threads (at most 1024)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: Option<u16>,
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+impl SimcacheArgs {
+    /// The shape that headerless traces are held against.
+    pub fn shape(&self) -> Result<ModelShape, Usage> {
+        let k3 = ModelShape::K3;
+        let shape = ModelShape {
+            layer_count: self.model_layers.unwrap_or(k3.layer_count),
+            first_moe_layer: if self.model_layers == Some(1) {
+                0
+            } else {
+                k3.first_moe_layer
+            },
+            experts_per_layer: self.experts.unwrap_or(k3.experts_per_layer),
+            top_k: self.top_k.unwrap_or(k3.top_k),
+            expert_bytes: self.expert_bytes.unwrap_or(k3.expert_bytes),
+        };
+        let option = |field| match field {
+            "layer_count" | "first_moe_layer" => "--model-layers",
+            "experts_per_layer" => "--experts",
+            "top_k" => "--top-k",
+            _ => "--expert-bytes",
+        };
+        match shape.first_bad_field() {
+            None => Ok(shape),
+            Some((field, value, allowed)) => Err(Usage(format!(
+                "{} is {value}, allowed is {allowed}",
+                option(field)
+            ))),
+        }
+    }
+
+    /// Options that describe a headerless trace must not contradict a header.
+    pub fn check_against(&self, trace: &Trace, path: &Path) -> Result<(), Usage> {
+        let Some(header) = &trace.header else {
+            return Ok(());
+        };
+        let given = [
+            (
+                "--model-layers",
+                self.model_layers.map(u64::from),
+                u64::from(header.shape.layer_count),
+            ),
+            (
+                "--experts",
+                self.experts.map(u64::from),
+                u64::from(header.shape.experts_per_layer),
+            ),
+            (
+                "--top-k",
+                self.top_k.map(u64::from),
+                u64::from(header.shape.top_k),
+            ),
+            (
+                "--expert-bytes",
+                self.expert_bytes,
+                header.shape.expert_bytes,
+            ),
+        ];
+        for (option, given, stated) in given {
+            if let Some(given) = given.filter(|&given| given != stated) {
+                let path = path.display();
+                return Err(Usage(format!(
+                    "{option} {given}, but {path} states {stated}"
+                )));
+            }
+        }
+        Ok(())
+    }
+
+    /// The checked plan for traces like `trace`.
+    pub fn plan(&self, trace: &Trace, ladder: Option<Vec<Rung>>) -> Result<StudyPlan, Usage> {
+        let shape = &trace.shape;
+        let by_gb = self
+            .cache_gb
+            .iter()
+            .map(|gb| (gb * 1e9 / shape.expert_bytes as f64) as usize);
+        let slot_counts: Vec<usize> = self
+            .slots
+            .iter()
+            .map(|&slots| slots as usize)
+            .chain(by_gb)
+            .collect();
+        if slot_counts
+            .iter()
+            .any(|&slots| slots == 0 || slots as u64 > MAX_SLOTS)
+        {
+            return Err(Usage(
+                "--cache-gb gives a cache of no slots, or of too many".to_string(),
+            ));
+        }
+        let keep_layers = match &self.layers {
+            Some(text) => Some((layers(text, shape.layer_count)?, text.clone())),
+            None => None,
+        };
+        let mut policies: Vec<PolicyName> = Vec::new();
+        for &policy in &self.policies {
+            if !policies.contains(&policy) {
+                policies.push(policy);
+            }
+        }
+        Ok(StudyPlan {
+            order: self.order,
+            requests: self.requests,
+            reserve: self.reserve,
+            policies,
+            slot_counts,
+            budgets: self.budgets(),
+            machine: self.machine(trace),
+            ladder,
+            tolerance_points: self.tolerance,
+            keep_layers,
+            keep_positions: self.positions,
+        })
+    }
+
+    fn budgets(&self) -> Option<Vec<Budget>> {
+        let mut memory = self.memory.clone();
+        memory.sort_unstable();
+        memory.dedup();
+        let mut budgets: Vec<Budget> = memory
+            .into_iter()
+            .map(|bytes| Budget::Memory { bytes })
+            .collect();
+        let chosen = PRESETS
+            .iter()
+            .filter(|preset| self.preset.iter().any(|p| p == preset.name));
+        budgets.extend(chosen.map(|preset| Budget::Preset {
+            name: preset.name,
+            trunk_bytes: (preset.trunk_gb * 1e9) as u64,
+            expert_bytes: (preset.expert_gb * 1e9) as u64,
+        }));
+        (!budgets.is_empty()).then_some(budgets)
+    }
+
+    /// K3's trunk and fixed memory only for K3's shape; other models have to state theirs.
+    fn machine(&self, trace: &Trace) -> Machine {
+        let k3 = |bytes| {
+            if trace.shape == ModelShape::K3 {
+                bytes
+            } else {
+                0
+            }
+        };
+        let stated = trace.header.as_ref().map_or(0, |header| header.trunk_bytes);
+        let trunk = if stated > 0 {
+            stated
+        } else {
+            k3(K3_TRUNK_BYTES)
+        };
+        Machine {
+            disk_bytes_per_second: self.disk_gbs.map_or(ASSUMED_DISK_RATE, |rate| rate * 1e9),
+            disk_rate_given: self.disk_gbs.is_some(),
+            compute_seconds_per_token: self.compute_seconds,
+            trunk_bytes: self.trunk.unwrap_or(trunk),
+            fixed_bytes: self.fixed.unwrap_or(k3(K3_FIXED_BYTES)),
+        }
+    }
+}
+
+fn preset_names() -> Vec<&'static str> {
+    PRESETS.iter().map(|preset| preset.name).collect()
+}
+
+fn positive(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if value.is_finite() && value > 0.0 && value <= 1e9 => Ok(value),
+        _ => Err("expected a number above 0".to_string()),
+    }
+}
+
+fn not_negative(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if value.is_finite() && (0.0..=1e9).contains(&value) => Ok(value),
+        _ => Err("expected a number of at least 0".to_string()),
+    }
+}
+
+/// A size with its unit: 8GB (10^9), 8GiB (2^30), 512MB, 100B.
+fn size(text: &str) -> Result<u64, String> {
+    let wrong = || "expected a size with its unit, such as 8GB, 64GiB or 500MB".to_string();
+    let digits = text
+        .find(|c: char| !c.is_ascii_digit() && c != '.')
+        .ok_or_else(wrong)?;
+    let (number, unit) = text.split_at(digits);
+    let factor = match unit.to_ascii_lowercase().as_str() {
+        "b" => 1.0,
+        "kb" => 1e3,
+        "mb" => 1e6,
+        "gb" => 1e9,
+        "tb" => 1e12,
+        "kib" => 1024.0,
+        "mib" => 1_048_576.0,
+        "gib" => 1_073_741_824.0,
+        "tib" => 1_099_511_627_776.0,
+        _ => return Err(wrong()),
+    };
+    let bytes = number.parse::<f64>().map_err(|_| wrong())? * factor;
+    if bytes.is_finite() && bytes <= 1e18 {
+        Ok(bytes as u64)
+    } else {
+        Err(wrong())
+    }
+}
+
+/// Layers of a range such as `0..92` (both ends included), `7`, `0,3,91..92` or `all`.
+fn layers(text: &str, layer_count: u32) -> Result<Vec<u16>, Usage> {
+    if text == "all" {
+        return Ok((0..layer_count as u16).collect());
+    }
+    let wrong = |part: &str| {
+        let last = layer_count - 1;
+        Usage(format!(
+            "--layers: '{part}' is no layer or range of layers within 0..{last}"
+        ))
+    };
+    let layer = |part: &str, whole: &str| {
+        let layer = part
+            .parse::<u32>()
+            .ok()
+            .filter(|&layer| layer < layer_count);
+        layer.map(|layer| layer as u16).ok_or_else(|| wrong(whole))
+    };
+    let mut layers = Vec::new();
+    for part in text.split(',') {
+        let (first, last) = part.split_once("..").unwrap_or((part, part));
+        let (first, last) = (layer(first, part)?, layer(last, part)?);
+        if first > last {
+            return Err(wrong(part));
+        }
+        layers.extend(first..=last);
+    }
+    Ok(layers)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_need_a_unit() {
+        assert_eq!(size("8GB"), Ok(8_000_000_000));
+        assert_eq!(size("1.5gib"), Ok(1_610_612_736));
+        for bad in ["8", "GB", "8XB", "-1GB", "1e3GB", ""] {
+            assert!(size(bad).is_err(), "{bad}");
+        }
+    }
+
+    #[test]
+    fn layer_ranges_include_both_ends() {
+        assert_eq!(layers("0,3,91..92", 93).unwrap(), [0, 3, 91, 92]);
+        assert_eq!(layers("all", 3).unwrap(), [0, 1, 2]);
+        for bad in ["93", "5..4", "", "a", "1..", "0..93"] {
+            assert!(layers(bad, 93).is_err(), "{bad}");
+        }
+    }
+}
