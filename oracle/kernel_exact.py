@@ -1,4 +1,4 @@
-"""exp, tanh and the logistic function of float64 numbers, correctly rounded to float64.
+"""exp, tanh and the logistic function of float64 numbers, exact or correctly rounded to float64.
 
 In decimal arithmetic with enough digits for the smallest argument; no platform library takes part,
 so the values are the same everywhere.

@@ -3,6 +3,7 @@
 import numpy as np
 
 from k3 import sigmoid
+from kernel_bits import exp32, sigmoid32, sigmoid64, tanh32, tanh64
 from kernel_case import Kernel, scalar
 from kernel_exact import exact_exp, exact_sigmoid, exact_tanh, rounded
 from kernel_sums import narrow, wide
@@ -15,7 +16,23 @@ def capped(x, beta):
 
 def situ_values(case):
     gate, up = wide(case.gate), wide(case.up)
-    return {"out.y": capped(gate, case.beta[0]) * sigmoid(gate) * capped(up, case.linear_beta[0])}
+    return {"out.y": capped(gate, case.beta[0]) * sigmoid(gate) * capped(up, case.linear_beta[0]),
+            "bits.y": situ_bits(lambda t, s, u, b, l: b * t * s * (l * u))(case)["bits.y"]}
+
+
+def situ_bits(rule, over_beta=lambda x, beta: x / beta):
+    """rule(tanh of the gate, logistic, tanh of up, beta, linear beta), all of them F32."""
+    def outputs(case):
+        beta, linear_beta = np.float32(case.beta[0]), np.float32(case.linear_beta[0])
+        return {"bits.y": rule(tanh32(over_beta(case.gate, beta)), sigmoid32(case.gate),
+                               tanh32(over_beta(case.up, linear_beta)), beta, linear_beta)}
+    return outputs
+
+
+def situ_in_float64(case):
+    gate, up, beta, linear_beta = wide(case.gate), wide(case.up), case.beta[0], case.linear_beta[0]
+    return {"bits.y": narrow(beta * tanh64(gate / beta) * sigmoid64(gate)
+                             * (linear_beta * tanh64(up / linear_beta)))}
 
 
 def situ_of(rule):
@@ -49,7 +66,19 @@ WRONG_SITU = {
     "cut-off-at-zero": situ_of(
         lambda g, u, b, l: np.maximum(capped(g, b), 0) * sigmoid(g) * capped(u, l)),
     "sum-of-both": situ_of(lambda g, u, b, l: capped(g, b) * sigmoid(g) + capped(u, l)),
+    "float64-rounded-once": situ_in_float64,
+    "logistic-before-beta": situ_bits(lambda t, s, u, b, l: b * (t * s) * (l * u)),
+    "logistic-with-up": situ_bits(lambda t, s, u, b, l: b * t * (s * (l * u))),
+    "gate-with-up-first": situ_bits(lambda t, s, u, b, l: b * t * (l * u) * s),
+    "betas-multiplied": situ_bits(lambda t, s, u, b, l: b * l * (t * s * u)),
+    "products-contracted": situ_bits(
+        lambda t, s, u, b, l: narrow(wide(b) * t * s * (wide(l) * u))),
+    "times-one-over-beta": situ_bits(lambda t, s, u, b, l: b * t * s * (l * u),
+                                     lambda x, beta: x * (np.float32(1) / beta)),
 }
+SITU_ROUNDINGS = ["float64-rounded-once", "logistic-before-beta", "logistic-with-up",
+                  "gate-with-up-first", "betas-multiplied", "products-contracted",
+                  "times-one-over-beta"]
 
 
 def situ():
@@ -67,9 +96,11 @@ def situ():
     for case, betas in (("released-betas", released), ("other-betas", other)):
         stream = kernel.stream(case)
         text = "ordinary values and some beyond the caps: the logistic of the capped gate, "
-        text += "a cap left out" + (", released constants written in" if betas == other else "")
+        text += "a cap left out" + (", released constants written in, "
+                                             "roundings elsewhere" if betas == other else "")
+        exposes = shared + (["betas-of-the-release"] if betas == other else [])
         add(case, text, stream.bell("gate", 24, 3.0), stream.bell("up", 24, 12.0), betas,
-            shared + (["betas-of-the-release"] if betas == other else []))
+            exposes + (SITU_ROUNDINGS if betas == other else []))
     add("beyond-both-caps", "gates and ups far beyond the caps, all four signs: at most 100 in "
         "absolute value", [60, 60, -8, -8, 1e4, -30, 200, 12], [500, -500, 500, -500, 1e5, 90,
                                                                  -1e4, -300], released,
@@ -88,11 +119,28 @@ def situ():
 # Elementary functions
 
 FUNCTIONS = {"exp": exact_exp, "tanh": exact_tanh, "sigmoid": exact_sigmoid}
+IN_F32 = {"exp": exp32, "tanh": tanh32, "sigmoid": sigmoid32}
 
 
 def elementary_values(case):
-    return {f"out.{name}": rounded(function, case.x) for name, function in FUNCTIONS.items()
-            if name in case.functions}
+    values = {f"out.{name}": rounded(function, case.x) for name, function in FUNCTIONS.items()
+              if name in case.functions}
+    return values | {f"bits.{name}": IN_F32[name](case.x) for name in FUNCTIONS
+                     if name in case.functions}
+
+
+def towards_zero(case):
+    """The value cut off, not rounded, to F32."""
+    right, cut = elementary_values(case), {}
+    for name in case.functions:
+        bits, value = right["bits." + name], right["out." + name]
+        over = np.abs(wide(bits)) > np.abs(value)
+        cut["bits." + name] = np.where(over, np.nextafter(bits, np.float32(0)), bits)
+    return cut
+
+
+def elementwise_bound(_case, right, name):
+    return np.abs(right["out." + name]) * 2.0 ** -24 + 2.0 ** -149
 
 
 def in_f32(**formulas):
@@ -126,11 +174,13 @@ WRONG_ELEMENTARY = {
     "subnormal-inputs-flushed": in_f32(tanh=lambda x: np.where(
         np.abs(x) < 2.0 ** -126, np.float32(0), np.tanh(x))),
     "zero-sign-lost": lambda c: {"out.tanh": rounded(exact_tanh, c.x) + 0.0},
+    "cut-off-not-rounded": towards_zero,
 }
 
 
 def elementary():
-    kernel = Kernel("elementary", elementary_values, WRONG_ELEMENTARY, elementwise=True)
+    kernel = Kernel("elementary", elementary_values, WRONG_ELEMENTARY, elementwise=True,
+                    bound=elementwise_bound)
     every = tuple(FUNCTIONS)
 
     def add(case, text, x, exposes, functions=every):
@@ -159,5 +209,6 @@ def elementary():
         [80.0, 85.5, 88.0, 88.5, 88.7, 88.72], ["exp-of-few-terms"])
     ordinary = kernel.stream("ordinary").bell("x", 40, 3.0)
     add("ordinary", "ordinary points on both sides: a short series, a rational tanh",
-        [1.0, -1.0, 0.5, -0.5, 2.0, -3.0, *wide(ordinary)], ["exp-of-few-terms", "tanh-rational"])
+        [1.0, -1.0, 0.5, -0.5, 2.0, -3.0, *wide(ordinary)],
+        ["exp-of-few-terms", "tanh-rational", "cut-off-not-rounded"])
     return kernel

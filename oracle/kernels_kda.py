@@ -3,6 +3,7 @@
 import numpy as np
 
 from k3 import sigmoid, silu
+from kernel_bits import exp32, exp64, sigmoid32, sigmoid64
 from kernel_case import Kernel, scalar
 from kernel_sums import WRONG_COLUMN_SUMS, narrow, rising_sum, wide
 
@@ -22,6 +23,7 @@ def convolved(case, terms=None, total=rising_sum):
     exact, inputs = conv_terms(case)
     conv = total(exact if terms is None else terms)
     return {"out.conv": conv, "out.y": silu(conv), "bits.conv": narrow(conv),
+            "bits.y": narrow(conv) * sigmoid32(narrow(conv)),
             "bits.history": inputs[len(case.x):].copy()}
 
 
@@ -32,6 +34,15 @@ def wrong_conv(terms):
 
 def wrong_conv_sum(total):
     return lambda case: {"bits.conv": convolved(case, total=total)["bits.conv"]}
+
+
+def wrong_silu(rule):
+    """rule(the sum before its rounding)."""
+    return lambda case: {"bits.y": rule(convolved(case)["out.conv"])}
+
+
+def silu_of_f32_sum(case):
+    return {"bits.y": convolved(case, total=WRONG_COLUMN_SUMS["f32-accumulator"])["bits.y"]}
 
 
 def taps_by_kernel(case):
@@ -70,7 +81,15 @@ WRONG_CONV = {
     "pairwise": wrong_conv_sum(WRONG_COLUMN_SUMS["pairwise"]),
     "f32-accumulator": wrong_conv_sum(WRONG_COLUMN_SUMS["f32-accumulator"]),
     "f32-products": wrong_conv_sum(WRONG_COLUMN_SUMS["f32-products"]),
+    "silu-in-float64": wrong_silu(lambda conv: narrow(conv * sigmoid64(conv))),
+    "silu-of-f32-in-float64": wrong_silu(
+        lambda conv: narrow(wide(narrow(conv)) * sigmoid64(narrow(conv)))),
+    "silu-by-division": wrong_silu(
+        lambda conv: narrow(conv) / (np.float32(1) + exp32(-narrow(conv)))),
+    "silu-of-an-f32-sum": silu_of_f32_sum,
 }
+SILU_ROUNDINGS = ["silu-in-float64", "silu-of-f32-in-float64", "silu-by-division",
+                  "silu-of-an-f32-sum"]
 
 
 def cancelling_taps(stream):
@@ -94,6 +113,7 @@ def convolution():
         stream = kernel.stream(case)
         carried, short = past == "carried", rows < width - 1
         exposes = [*always, "history-not-updated", *(rounded if rows * width > 8 else []),
+                   *(SILU_ROUNDINGS if rows * width > 20 else []),
                    *(["history-ignored"] if carried else []),
                    *(["history-newest-first"] if carried and width > 2 else []),
                    *(["history-overwritten"] if short else []),
@@ -119,6 +139,36 @@ def decays(case, argument=None, squash=sigmoid):
     argument = rate * (wide(case.z) + wide(case.dt_bias)) if argument is None else argument
     g = case.lower_bound[0] * squash(argument)
     return {"out.g": g, "out.alpha": np.exp(g)}
+
+
+def decay_bits(case, argument=None):
+    """argument(rate, z, dt_bias), all of them F32, to F32."""
+    rate = exp32(case.a_log)[:, None]
+    p = rate * (case.z + case.dt_bias) if argument is None else argument(
+        rate, case.z, case.dt_bias)
+    g = sigmoid32(p) * np.float32(case.lower_bound[0])
+    return {"bits.g": g, "bits.alpha": exp32(g)}
+
+
+def decay_in_float64(case):
+    rate = exp64(case.a_log)[:, None]
+    g = sigmoid64(rate * (wide(case.z) + wide(case.dt_bias))) * case.lower_bound[0]
+    return {"bits.g": narrow(g), "bits.alpha": exp32(g)}
+
+
+def only(name, outputs):
+    return {name: outputs[name]}
+
+
+def alpha_of_unrounded_g(case):
+    rate = exp32(case.a_log)[:, None]
+    logistic = wide(sigmoid32(rate * (case.z + case.dt_bias)))
+    return {"bits.alpha": exp32(logistic * wide(np.float32(case.lower_bound[0])))}
+
+
+def decay_bound(_case, right, name):
+    """An argument of 40 keeps 2^-19 of its logistic."""
+    return 2.0 ** -17 * np.abs(right["out." + name]).max()
 
 
 def softplus_decay(case):
@@ -158,11 +208,27 @@ WRONG_DECAY = {
     "alpha-is-g": lambda c: {"out.alpha": decays(c)["out.g"]},
     "alpha-kept-below-1": lambda c: {"out.alpha": np.minimum(decays(c)["out.alpha"], 0.999)},
     "alpha-kept-above-0.01": lambda c: {"out.alpha": np.maximum(decays(c)["out.alpha"], 0.01)},
+    "float64-rounded-once": lambda c: only("bits.g", decay_in_float64(c)),
+    "alpha-in-float64": lambda c: only("bits.alpha", decay_in_float64(c)),
+    "alpha-of-unrounded-g": alpha_of_unrounded_g,
+    "rate-distributed": lambda c: decay_bits(c, lambda rate, z, bias: rate * z + rate * bias),
+    "rate-distributed-and-fused": lambda c: decay_bits(
+        c, lambda rate, z, bias: narrow(wide(rate) * z + wide(rate * bias))),
+    "sum-not-rounded": lambda c: decay_bits(
+        c, lambda rate, z, bias: narrow(wide(rate) * (wide(z) + wide(bias)))),
+    "argument-not-rounded": lambda c: decay_bits(
+        c, lambda rate, z, bias: wide(rate) * (z + bias)),
+    "rate-in-float64": lambda c: decay_bits(
+        c, lambda rate, z, bias: narrow(exp64(c.a_log)[:, None] * (z + bias))),
 }
+DECAY_ROUNDINGS = ["float64-rounded-once", "alpha-in-float64", "alpha-of-unrounded-g",
+                   "rate-distributed", "rate-distributed-and-fused", "sum-not-rounded",
+                   "argument-not-rounded", "rate-in-float64"]
 
 
 def kda_decay():
-    kernel = Kernel("kda-decay", decays, WRONG_DECAY)
+    kernel = Kernel("kda-decay", lambda case: decays(case) | decay_bits(case), WRONG_DECAY,
+                    bound=decay_bound)
 
     def add(case, text, z, bias, a_log, exposes, bound=-5.0, promise=None):
         kernel.add(case, text, {
@@ -187,10 +253,11 @@ def kda_decay():
         ["bias-per-head", "bias-transposed", "bias-left-out"],
         promise=lambda c, right: np.count_nonzero(np.abs(right["out.g"] + 2.5) > 1e-9) == 1)
     stream = kernel.stream("rates-per-head")
-    add("rates-per-head", "A_log from -3 to 2: one rate for all heads, a rate per channel, no exp",
+    add("rates-per-head", "A_log from -3 to 2: one rate for all heads, a rate per channel, no "
+        "exp, roundings elsewhere",
         stream.bell("z", (3, 4, 6)), stream.bell("bias", (4, 6), 0.5), [-3.0, 2.0, 0.0, 1.0],
         ["rate-per-channel", "rate-of-the-first-head", "a-log-without-exp", "minus-exp-a-log",
-         "bias-outside-the-rate"])
+         "bias-outside-the-rate", *DECAY_ROUNDINGS])
     stream = kernel.stream("alpha-exactly-1")
     add("alpha-exactly-1", "alpha rounds to exactly 1 in f32: kept below 1, or the bias left out",
         stream.bell("z", (2, 2, 5)), stream.uniform("bias", (2, 5), -44.0, -36.0), [0.0, 0.125],

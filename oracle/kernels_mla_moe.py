@@ -3,9 +3,10 @@
 import numpy as np
 
 from k3 import product, softmax, sum_in_order
+from kernel_bits import ATTENDING_OF_FEW, WRONG_ATTENDING, huge, softmax_sum_bits
 from kernel_case import Kernel, scalar
 from kernel_exact import exact_sigmoid, rounded
-from kernel_sums import narrow, wide
+from kernel_sums import lane_sum, narrow, rising_sum, wide
 from tensor_files import bfloat16_from_float64, float64_from_bfloat16
 
 RENORMALISATION_EPSILON = 1e-20
@@ -80,7 +81,103 @@ def head_of_another(case):
     return {"out.o": np.roll(attention(case)["out.o"], 1, axis=1)}
 
 
+def heads_of(case):
+    """The key and value rows of kv_b, [heads, rows, lora] each; and the scale of a score."""
+    nope, width, lora = case.nope[0], case.v[0], case.kv_b.shape[1]
+    per_head = case.kv_b.reshape(-1, nope + width, lora)
+    scale = np.float32(1.0 / np.sqrt(np.float64(nope + case.rope[0])))
+    return per_head[:, :nope], per_head[:, nope:], scale
+
+
+def rows_of_heads(case, head):
+    """head(q [nope + rope], key rows, value rows, cache rows seen, scale) for all of q."""
+    keys, values, scale = heads_of(case)
+    return {"bits.o": np.stack([np.stack([
+        head(case.q[t, h], keys[h], values[h], case.cache[:t + 1], scale)
+        for h in range(len(keys))]) for t in range(len(case.q))])}
+
+
+def absorbed(case, *, attend=softmax_sum_bits, nope_sum=rising_sum, row=lane_sum,
+             value_row=lane_sum, latent_query=narrow, scaled_query=False, contracted=False):
+    """The contract's form; every argument but `case` is there for a wrong variant."""
+    def head(q, keys, values, cache, scale):
+        nope, lora = keys.shape
+        query = latent_query(nope_sum(wide(q[:nope]) * wide(keys).T))
+        query = np.concatenate([query, q[nope:]])
+        if scaled_query:
+            query = query * scale
+        scores = row(wide(query) * wide(cache))
+        if contracted:
+            scores = narrow(scores * wide(scale))
+        else:
+            scores = narrow(scores) if scaled_query else narrow(scores) * scale
+        return narrow(value_row(wide(values) * wide(attend(scores, cache[:, :lora]))))
+    return rows_of_heads(case, head)
+
+
+def expanded(case):
+    def head(q, keys, values, cache, scale):
+        nope, lora = keys.shape
+        latent = wide(cache[:, None, :lora])
+        k = narrow(lane_sum(latent * wide(keys)))
+        v = narrow(lane_sum(latent * wide(values)))
+        row = np.concatenate([k, cache[:, lora:]], axis=1)
+        return softmax_sum_bits(narrow(lane_sum(wide(q) * wide(row))) * scale, v)
+    return rows_of_heads(case, head)
+
+
+def values_expanded(case):
+    """Scores absorbed, value rows applied to every position."""
+    def head(q, keys, values, cache, scale):
+        nope, lora = keys.shape
+        query = np.concatenate([narrow(rising_sum(wide(q[:nope]) * wide(keys).T)), q[nope:]])
+        scores = narrow(lane_sum(wide(query) * wide(cache))) * scale
+        return softmax_sum_bits(
+            scores, narrow(lane_sum(wide(cache[:, None, :lora]) * wide(values))))
+    return rows_of_heads(case, head)
+
+
+def parts_apart(case):
+    """One rounded product for the latent, one for the rope part."""
+    def row_of(lora):
+        return lambda terms: (wide(narrow(lane_sum(terms[:, :lora])))
+                              + wide(narrow(lane_sum(terms[:, lora:]))))
+    return absorbed(case, row=row_of(case.kv_b.shape[1]))
+
+
+def eight_lanes(terms):
+    return lane_sum(terms, 8)
+
+
+def falling_sum(terms):
+    return rising_sum(terms[..., ::-1])
+
+
+ABSORBED_ROUNDINGS = {
+    "expanded": expanded,
+    "values-expanded": values_expanded,
+    "scale-in-the-query": lambda c: absorbed(c, scaled_query=True),
+    "scale-before-the-rounding": lambda c: absorbed(c, contracted=True),
+    "query-not-rounded": lambda c: absorbed(c, latent_query=lambda query: query),
+    "latent-and-rope-apart": parts_apart,
+}
+OTHER_SCORE_SUMS = {
+    "score-by-one-accumulator": lambda c: absorbed(c, row=rising_sum),
+    "score-by-eight-lanes": lambda c: absorbed(c, row=eight_lanes),
+    "value-by-one-accumulator": lambda c: absorbed(c, value_row=rising_sum),
+    "value-by-eight-lanes": lambda c: absorbed(c, value_row=eight_lanes),
+}
+OTHER_QUERY_SUMS = {
+    "query-in-falling-order": lambda c: absorbed(c, nope_sum=falling_sum),
+    "query-by-sixteen-lanes": lambda c: absorbed(c, nope_sum=lane_sum),
+}
+OTHER_POSITION_SUMS = {
+    f"positions-{name}": lambda c, attend=WRONG_ATTENDING[name]: absorbed(c, attend=attend)
+    for name in ATTENDING_OF_FEW}
+
+
 WRONG_ATTENTION = {
+    **ABSORBED_ROUNDINGS, **OTHER_SCORE_SUMS, **OTHER_QUERY_SUMS, **OTHER_POSITION_SUMS,
     "not-causal": rows_seen(lambda query, key: query + key >= 0),
     "itself-not-seen": rows_seen(lambda query, key: (query > key) | (key + query == 0)),
     "window-of-four": rows_seen(lambda query, key: (query >= key) & (query - key < 4)),
@@ -98,8 +195,55 @@ WRONG_ATTENTION = {
 }
 
 
+def attention_bound(_case, right, name):
+    """A score of 60 keeps 2^-19 of its weight."""
+    return 2.0 ** -16 * np.abs(right["out." + name]).max()
+
+
+def attention_inputs(stream, rows, heads, nope=6, rope=4, width=4, lora=20):
+    return {"q": stream.bell("q", (rows, heads, nope + rope)),
+            "cache": stream.bell("cache", (rows, lora + rope)),
+            "kv_b": stream.bell("kv_b", (heads * (nope + width), lora), 0.4),
+            "nope": scalar(nope, np.int32), "rope": scalar(rope, np.int32),
+            "v": scalar(width, np.int32)}
+
+
+def cancelling_latents(stream):
+    """Pairs of equal latent columns; kv_b's columns for them are huge and opposite."""
+    given = attention_inputs(stream, 3, 1)
+    order = stream.permutation("pairs", 20)[:12]
+    first, second = order[0::2], order[1::2]
+    given["cache"][:, second] = given["cache"][:, first]
+    given["kv_b"][:, first] = huge(stream, "huge", (10, len(first)), 27, 34)
+    given["kv_b"][:, second] = -given["kv_b"][:, first]
+    return given
+
+
+def cancelling_queries(stream):
+    """Equal key rows 0 and 3, 1 and 5; the queries' elements for them are huge and opposite."""
+    given = attention_inputs(stream, 3, 1)
+    for first, second in ((0, 3), (1, 5)):
+        given["kv_b"][second] = given["kv_b"][first]
+        given["q"][..., first] = huge(stream, f"huge-{first}", (3, 1), 29, 36)
+        given["q"][..., second] = -given["q"][..., first]
+    return given
+
+
+def cancelling_rows(stream):
+    """Pairs of cache rows, equal but for the sign of huge latents that no key row sees."""
+    given = attention_inputs(stream, 9, 1)
+    unseen = np.arange(24) % 5 == 2
+    unseen[20:] = False
+    given["kv_b"][:6, unseen[:20]] = 0
+    for first, second in ((0, 4), (3, 6)):
+        given["cache"][first, unseen] = huge(stream, f"huge-{first}", int(unseen.sum()))
+        given["cache"][second] = np.where(unseen, -given["cache"][first], given["cache"][first])
+    return given
+
+
 def mla_attention():
-    kernel = Kernel("mla-attention", attention, WRONG_ATTENTION)
+    kernel = Kernel("mla-attention", lambda case: attention(case) | absorbed(case),
+                    WRONG_ATTENTION, bound=attention_bound)
     layout = ["keys-of-all-heads-first", "values-before-keys", "another-head",
               "latent-normed-again"]
     scores = ["scale-of-nope-only", "no-scale", "rope-not-scored", "rope-first-in-the-query"]
@@ -122,7 +266,7 @@ def mla_attention():
         2, [*layout, *scores, "not-causal", "itself-not-seen", "last-cache-row-overwritten"])
     add("nine-positions", "causal over nine rows: scale, rope part, order of kv_b's rows, a "
         "window", 9, [*layout, *scores, "not-causal", "itself-not-seen", "window-of-four",
-                      "rope-rotated", "last-cache-row-overwritten"])
+                      "rope-rotated", "last-cache-row-overwritten", *ABSORBED_ROUNDINGS])
     add("rope-decides", "large rope keys decide the scores: rotated, not scored, or read from the "
         "front of the query", 9, ["rope-rotated", "rope-not-scored", "rope-first-in-the-query"],
         rope_scale=4.0)
@@ -132,6 +276,15 @@ def mla_attention():
     add("one-head-wider-values", "one head, values wider than keys, a single rope pair",
         3, ["values-before-keys", "rope-not-scored", "not-causal"], heads=1, nope=3, rope=2,
         width=8, lora=5)
+    for case, text, build, exposes in (
+            ("cancelling-latents", "scores and values that cancel over the latent: the row "
+             "rule's sixteen lanes", cancelling_latents, OTHER_SCORE_SUMS),
+            ("cancelling-queries", "queries that cancel over the key rows: their rising order",
+             cancelling_queries, OTHER_QUERY_SUMS),
+            ("cancelling-rows", "latents that cancel over the positions: another order, a "
+             "running maximum, roundings elsewhere", cancelling_rows, OTHER_POSITION_SUMS)):
+        exposes = list(exposes)
+        kernel.add(case, text, kernel.search(case, build, exposes), exposes, bits_only=True)
     return kernel
 
 

@@ -3,6 +3,7 @@
 import numpy as np
 
 from k3 import sigmoid, silu
+from kernel_bits import sigmoid32, sigmoid64
 from kernel_case import Kernel, scalar
 from kernel_sums import exact_sum, lane_sum, narrow, wide
 
@@ -220,6 +221,15 @@ def gated(case, gate=sigmoid, normed=None):
     return {"out.y": normed * gate(wide(case.gate))}
 
 
+def gated_bits(case, rule=None, rate=lambda mean, epsilon: 1.0 / np.sqrt(mean + epsilon)):
+    """rule(o, rate, weight, gate), wide but for the gate, to F32."""
+    r = rate(lane_sum(squares(case.o)) / case.o.shape[-1], case.epsilon[0])[..., None]
+    given = wide(case.o), wide(r), wide(case.weight), case.gate
+    if rule is not None:
+        return {"bits.y": rule(*given)}
+    return {"bits.y": narrow(given[0] * given[1] * given[2]) * sigmoid32(case.gate)}
+
+
 def gate_before_norm(case):
     o = wide(case.o) * sigmoid(wide(case.gate))
     root = np.sqrt(exact_sum(o * o) / o.shape[-1] + case.epsilon[0])
@@ -252,11 +262,25 @@ WRONG_GATED = {
     "norm-over-all-heads": normed_over_all_heads,
     "gate-of-another-head": gate_of_the_next_head,
     "epsilon-1e-6": epsilon_of_l2norm,
+    "product-in-float64": lambda c: gated_bits(
+        c, lambda o, r, w, gate: narrow(o * r * w * wide(sigmoid32(gate)))),
+    "float64-rounded-once": lambda c: gated_bits(
+        c, lambda o, r, w, gate: narrow(o * r * w * sigmoid64(gate))),
+    "logistic-in-float64": lambda c: gated_bits(
+        c, lambda o, r, w, gate: narrow(wide(narrow(o * r * w)) * sigmoid64(gate))),
+    "weight-with-the-gate": lambda c: gated_bits(
+        c, lambda o, r, w, gate: narrow(o * r) * (narrow(w) * sigmoid32(gate))),
+    "rounded-before-the-weight": lambda c: gated_bits(
+        c, lambda o, r, w, gate: narrow(o * r) * narrow(w) * sigmoid32(gate)),
+    "rate-in-f32": lambda c: gated_bits(
+        c, rate=lambda mean, epsilon: narrow(1.0 / np.sqrt(mean + epsilon))),
 }
+GATED_ROUNDINGS = ["product-in-float64", "float64-rounded-once", "logistic-in-float64",
+                   "weight-with-the-gate", "rounded-before-the-weight", "rate-in-f32"]
 
 
 def gated_norm():
-    kernel = Kernel("gated-norm", gated, WRONG_GATED)
+    kernel = Kernel("gated-norm", lambda case: gated(case) | gated_bits(case), WRONG_GATED)
     # Heads of 1024: epsilon is beyond the eleventh digit, the normed value is 1.
     kernel.add(
         "normed-value-1", "normed value 1, gate 0 and -3: 0.5 and 0.047426, where a SiLU gate "
@@ -272,11 +296,11 @@ def gated_norm():
             ("heads-of-different-size", "heads of very different size: one norm over all of them, "
              "the gate of another head", (3, 4, 12), np.array([1.0, 20.0, 0.05, 3.0])[:, None],
              ["norm-over-all-heads", "gate-of-another-head", "gate-before-the-norm",
-              "silu-gate"]),
+              "silu-gate", *GATED_ROUNDINGS]),
             ("tiny-heads", "heads of mean square near epsilon: the epsilon of l2norm",
              (2, 2, 16), 2e-3, ["epsilon-1e-6", "gate-before-the-norm"]),
             ("width-60", "a head width that is no power of two: padding taken in",
-             (1, 2, 60), 1.0, ["silu-gate", "gate-before-the-norm"])):
+             (1, 2, 60), 1.0, ["silu-gate", "gate-before-the-norm", *GATED_ROUNDINGS])):
         stream = kernel.stream(case)
         o = narrow(wide(stream.bell("o", shape)) * size)
         kernel.add(case, text, {

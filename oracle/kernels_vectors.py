@@ -3,9 +3,11 @@
 import numpy as np
 
 from k3 import product, softmax, sum_in_order
+from kernel_bits import ATTENDING_OF_FEW, WRONG_ATTENDING, huge, softmax_sum_bits
 from kernel_case import Kernel, scalar
 from kernel_sums import (
-    WRONG_COLUMN_SUMS, cancelling, exact_sum, narrow, relevant_column_sums, rising_sum, wide,
+    WRONG_COLUMN_SUMS, cancelling, exact_sum, lane_sum, narrow, relevant_column_sums, rising_sum,
+    wide,
 )
 
 
@@ -119,7 +121,8 @@ def moe_sum():
 # Softmax-weighted sum
 
 def softmax_sums(case):
-    return {"out.sum": product(softmax(wide(case.scores)), wide(case.values))}
+    return {"out.sum": product(softmax(wide(case.scores)), wide(case.values)),
+            "bits.sum": softmax_sum_bits(case.scores, case.values)}
 
 
 def with_exponentials(change):
@@ -146,7 +149,24 @@ WRONG_SOFTMAX = {
         else np.zeros(c.values.shape[1])},
     "masked-score-as-zero": with_exponentials(
         lambda scores: np.exp(np.where(scores < -1e29, 0, wide(scores)))),
+    **{name: lambda c, attend=attend: {"bits.sum": attend(c.scores, c.values)}
+       for name, attend in WRONG_ATTENDING.items()},
 }
+
+
+def cancelling_positions(m, n):
+    """Pairs of equal scores with huge opposite values, small ones between; the largest score
+    comes near the end."""
+    def build(stream):
+        scores, values = stream.bell("scores", m, 1.5), stream.bell("values", (m, n))
+        order = stream.permutation("pairs", m)[:m // 3 * 2]
+        first, second = order[0::2], order[1::2]
+        scores[second] = scores[first]
+        values[first] = huge(stream, "huge", (len(first), n))
+        values[second] = -values[first]
+        scores[-2:] = np.abs(scores).max() + np.abs(scores[-2:]) + np.float32([0.5, 0.25])
+        return {"scores": scores, "values": values}
+    return build
 
 
 def softmax_sum():
@@ -190,6 +210,12 @@ def softmax_sum():
     for case, (text, scores, exposes) in cases.items():
         values = kernel.stream(case).bell("values", (len(scores), 5), 1.0, 0.25)
         kernel.add(case, text, {"scores": scores, "values": values}, exposes)
+    for m, n, exposes in ((12, 6, ATTENDING_OF_FEW), (140, 3, list(WRONG_ATTENDING))):
+        case = f"cancelling-{m}"
+        kernel.add(case, f"{m} positions whose values cancel: any other order, blocks under a "
+                   "running maximum, roundings elsewhere",
+                   kernel.search(case, cancelling_positions(m, n), exposes), exposes,
+                   bits_only=True)
     return kernel
 
 
@@ -210,6 +236,27 @@ def mixed(case, keys=None, values=None, epsilon=None, sources=None):
     weights = softmax(sum_in_order(keys * wide(case.fold)))
     return {"out.mix": product(weights, sources if values is None else values),
             "out.weights": weights}
+
+
+def mix_bits(case, *, attend=softmax_sum_bits, rate=lambda r: r, key=narrow, row=lane_sum):
+    sources = wide(case.sources)
+    mean_square = lane_sum(sources * sources) / sources.shape[-1]
+    r = rate(1.0 / np.sqrt(mean_square + case.epsilon[0]))[:, None]
+    scores = narrow(row(wide(case.fold) * wide(key(sources * r))))
+    return {"bits.mix": attend(scores, case.sources)}
+
+
+def rate_after_the_sum(case):
+    """The rate taken out of the row product."""
+    sources = wide(case.sources)
+    r = 1.0 / np.sqrt(lane_sum(sources * sources) / sources.shape[-1] + case.epsilon[0])
+    scores = narrow(lane_sum(wide(case.fold) * sources) * r)
+    return {"bits.mix": softmax_sum_bits(scores, case.sources)}
+
+
+def mix_bound(_case, right, name):
+    """Scores of 10 keep 2^-20 of a weight, and there are several."""
+    return 2.0 ** -17 * np.abs(right["out." + name]).max()
 
 
 def epsilon_outside(case):
@@ -236,11 +283,45 @@ WRONG_MIX = {
     "newest-source-first": lambda c: {"out.weights": mixed(c)["out.weights"][::-1].copy()},
     "running-sum-left-out": lambda c: mixed(
         c, sources=np.concatenate([wide(c.sources[:-1]), wide(c.sources[:1])])),
+    "keys-not-rounded": lambda c: mix_bits(c, key=lambda keys: keys),
+    "rate-in-f32": lambda c: mix_bits(c, rate=lambda r: wide(narrow(r))),
+    "rate-after-the-row-product": rate_after_the_sum,
+    **{f"score-{name}": lambda c, row=row: mix_bits(c, row=row) for name, row in (
+        ("single-accumulator", rising_sum), ("eight-lanes", lambda terms: lane_sum(terms, 8)),
+        ("f32-accumulator", lambda terms: lane_sum(terms, dtype=np.float32)))},
+    **{name: lambda c, attend=WRONG_ATTENDING[name]: mix_bits(c, attend=attend)
+       for name in ATTENDING_OF_FEW},
 }
+MIX_ROUNDINGS = ["keys-not-rounded", "rate-in-f32", "rate-after-the-row-product",
+                 "divisor-in-f32", "normalised-before-the-sum", "difference-not-rounded",
+                 "exponentials-not-rounded", "score-f32-accumulator"]
+
+
+def cancelling_sources(stream):
+    """Sources 0 and 3, 2 and 5 differ in the sign of huge elements which the fold does not
+    see, so that their scores are equal."""
+    sources, fold = stream.bell("sources", (8, 20)), stream.bell("fold", 20, 0.4)
+    seen = np.arange(20) % 4 != 1
+    for first, second in ((0, 3), (2, 5)):
+        sources[first, ~seen] = huge(stream, f"huge-{first}", 5)
+        sources[second] = np.where(seen, sources[first], -sources[first])
+    return {"sources": sources, "fold": fold * seen.astype(np.float32), "epsilon": scalar(1e-5)}
+
+
+def cancelling_folds(stream):
+    """Pairs of equal columns under huge opposite folds."""
+    sources, fold = stream.bell("sources", (4, 40)), stream.bell("fold", 40, 0.4)
+    order = stream.permutation("pairs", 40)[:24]
+    first, second = order[0::2], order[1::2]
+    sources[:, second] = sources[:, first]
+    fold[first] = huge(stream, "huge", len(first), 24, 34)
+    fold[second] = -fold[first]
+    return {"sources": sources, "fold": fold, "epsilon": scalar(1e-5)}
 
 
 def residual_mix():
-    kernel = Kernel("residual-mix", mixed, WRONG_MIX)
+    kernel = Kernel("residual-mix", lambda case: mixed(case) | mix_bits(case), WRONG_MIX,
+                    bound=mix_bound)
     several = ["values-normed", "keys-raw", "scaled-scores", "sum-of-squares-not-mean",
                "fold-on-the-values", "newest-source-first", "running-sum-left-out"]
     epsilons = ["no-epsilon", "epsilon-1e-6", "epsilon-outside-the-root"]
@@ -255,11 +336,22 @@ def residual_mix():
         kernel.add(case, text,
                    {"sources": sources, "fold": stream.bell("fold", width, 0.2),
                     "epsilon": scalar(1e-5)},
-                   several + epsilons if m > 1 else ["values-normed", "fold-on-the-values"])
+                   several + epsilons + (MIX_ROUNDINGS if m == 9 else [])
+                   if m > 1 else ["values-normed", "fold-on-the-values"])
     case = "tiny-sources"
     stream = kernel.stream(case)
     kernel.add(case, "sources of mean square near 1e-5: epsilon decides the scores",
                {"sources": stream.bell("sources", (4, 40), 0.003),
                 "fold": stream.bell("fold", 40, 0.4), "epsilon": scalar(1e-5)},
                several + epsilons)
+    for case, text, build, exposes in (
+            ("cancelling-sources", "huge elements that cancel between sources: another order, a "
+             "running maximum, f32 sums", cancelling_sources,
+             ["falling-order", "pairwise", "sixteen-lanes", "f32-accumulator", "f32-products",
+              "blocks-of-four", "running-maximum-by-1", "running-maximum-by-4",
+              "both-sums-in-f32"]),
+            ("cancelling-folds", "a fold that cancels over a source: other lanes in the scores",
+             cancelling_folds, ["score-single-accumulator", "score-eight-lanes",
+                                "score-f32-accumulator"])):
+        kernel.add(case, text, kernel.search(case, build, exposes), exposes, bits_only=True)
     return kernel
