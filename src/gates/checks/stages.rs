@@ -3,7 +3,9 @@
 //!
 //! Budgets. The set's stage tensors are f64 and so is the reference: what may differ is the order
 //! of summation and the last bits of `exp`, and the set's own tolerance for f64 logits is taken
-//! relative to the largest value of each tensor. Layer outputs and routing weights made by f32
+//! relative to the largest value of each tensor. An f32 subject is held to the set's tolerance for
+//! f32 in the same way, and to LOCAL bounds: the reference recomputes each stage from the subject's
+//! own inputs to it. Layer outputs and routing weights made by f32
 //! implementations carry their makers' rounding: 1e-3 and 5e-5.
 
 use crate::compare::{Budget, Comparison, compare};
@@ -11,6 +13,8 @@ use crate::gates::context::Context;
 use crate::gates::evidence::{LayerOutputs, RouterAnswers};
 use crate::gates::outcome::{NamedComparison, Outcome};
 use crate::gates::subject::{Precision, SubjectError};
+use crate::reference::local::{Arithmetic, recompute};
+use crate::reference::{Model, ReferenceError};
 use crate::stages::{Stage, StageDump, StageKey, StageTensor, StageValues};
 
 /// Budget on layer outputs that were made in f32.
@@ -35,6 +39,9 @@ fn judge(context: &Context<'_>) -> Result<Outcome, SubjectError> {
         for (key, expected) in &set.stages {
             comparisons.push(one_stage(context, *key, dump.tensors.get(key), expected));
         }
+        if context.source.precision() == Precision::F32 {
+            comparisons.extend(local_stages(context, dump)?);
+        }
     }
     // Longer passes are only worth their time when the shorter ones are right.
     let right = |done: &[NamedComparison]| done.iter().all(|c| c.record.passed);
@@ -52,6 +59,28 @@ fn judge(context: &Context<'_>) -> Result<Outcome, SubjectError> {
         }
     }
     Ok(summarise(comparisons))
+}
+
+/// Every stage against the reference on the SUBJECT's own inputs to that stage: what remains is
+/// the stage's own rounding, held to a derived bound per element.
+fn local_stages(
+    context: &Context<'_>,
+    dump: &StageDump,
+) -> Result<Vec<NamedComparison>, SubjectError> {
+    let set = context.set;
+    let failed = |error: ReferenceError| SubjectError::Failed(error.to_string());
+    let model = Model::open(&set.model_dir, &set.config, context.mla_norm_eps).map_err(failed)?;
+    let ids = &set.full.ids[..set.stage_rows];
+    let local = recompute(&model, dump, ids, Arithmetic::F64Sums).map_err(failed)?;
+    let missing = local.skipped.iter().map(|skipped| NamedComparison {
+        name: format!("{} (local)", skipped.key),
+        record: absent(),
+    });
+    let judged = local.stages.iter().map(|stage| NamedComparison {
+        name: format!("{} (local)", stage.key),
+        record: stage.judge(dump),
+    });
+    Ok(judged.chain(missing).collect())
 }
 
 fn summarise(comparisons: Vec<NamedComparison>) -> Outcome {
