@@ -12,10 +12,14 @@ use k3_verify::config::MLA_NORM_EPS;
 use k3_verify::gates::evidence::EvidenceSet;
 use k3_verify::gates::fixtures::Fixtures;
 use k3_verify::model::{Contract, Engine, EngineOptions, EngineSequence};
-use k3_verify::reference::local::{Arithmetic, Local, LocalStage, LocalValues, Skipped, recompute};
+use k3_verify::reference::local::{
+    Arithmetic, Basis, Local, LocalStage, LocalValues, Skipped, SubjectResidual, recompute,
+    recompute_layer,
+};
+use k3_verify::reference::model::embed;
 use k3_verify::reference::mutants::{ReferenceMutant, mutants};
-use k3_verify::reference::{Model, StageHook};
-use k3_verify::stages::{Stage, StageDump, StageKey, StageSink, StageValues};
+use k3_verify::reference::{AsComputed, Model, Pass, RELEASED, Residual, StageHook};
+use k3_verify::stages::{NoStages, Stage, StageDump, StageKey, StageSink, StageValues};
 use rayon::prelude::*;
 
 /// The tiny set with the reference opened on it.
@@ -356,6 +360,50 @@ fn damage_shows_where_it_is_and_never_before() {
                 "{moved} moved, {key} fails"
             );
         }
+    }
+}
+
+/// A layer judged by itself, later in a sequence: the carried state, the cached positions and the
+/// banks must enter as they are.
+#[test]
+fn single_layers_are_judged_on_carried_state() {
+    let tiny = Tiny::open();
+    let config = &tiny.set.config;
+    let pass = Pass {
+        config,
+        mla_norm_eps: MLA_NORM_EPS,
+        formulas: &RELEASED,
+        hook: &AsComputed,
+    };
+    let basis = Basis {
+        config,
+        mla_norm_eps: MLA_NORM_EPS,
+        arithmetic: Arithmetic::F64,
+    };
+    let embedded = |ids| Residual::new(embed(tiny.model.reader(), &pass, ids).unwrap());
+    let (mut early, mut late) = (
+        embedded(&tiny.set.full.ids[..6]),
+        embedded(&tiny.set.full.ids[6..10]),
+    );
+    for weights in &tiny.model.layers()[..5] {
+        let mut state = weights.new_state(config);
+        let nothing = &mut NoStages;
+        weights
+            .forward(&pass, &mut early, 0, &mut state, nothing)
+            .unwrap();
+        let (before, found) = (SubjectResidual::carried(&late), state.clone());
+        let mut dump = StageDump::default();
+        weights
+            .forward(&pass, &mut late, 6, &mut state, &mut dump)
+            .unwrap();
+        let local = recompute_layer(&basis, weights, &before, &found, &dump).unwrap();
+        assert_within(&format!("layer {} alone", weights.index), &local, &dump);
+        // From the empty state the attention output is another.
+        let empty = weights.new_state(config);
+        let local = recompute_layer(&basis, weights, &before, &empty, &dump).unwrap();
+        let of_attention = |s: &&LocalStage| matches!(s.key.stage, Stage::KdaO | Stage::MlaO);
+        let attention = local.stages.iter().find(of_attention).unwrap();
+        assert!(!attention.judge(&dump).passed, "{}", attention.key);
     }
 }
 

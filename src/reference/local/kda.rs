@@ -324,3 +324,43 @@ fn contraction(alpha: &[Bounded], k: &[f64], beta: f64) -> f64 {
 fn norm(values: impl Iterator<Item = f64>) -> f64 {
     values.map(|v| v * v).sum::<f64>().sqrt()
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::arithmetic::Arithmetic;
+    use super::*;
+
+    /// Bounds by element alone double with every token here (keys alike, hardly any decay): after
+    /// 300 tokens they would be beyond any value.
+    #[test]
+    fn bounds_stay_of_use_over_a_long_memory() {
+        let (head_dim, tokens) = (16, 300);
+        let wave = |i: usize, f: f64| (i as f64 * f).sin();
+        let channels = |f: f64, size: f64| -> Vec<f64> {
+            let all = 0..tokens * head_dim;
+            all.map(|i| f64::from((wave(i, f) * size) as f32)).collect()
+        };
+        // Each key is nearly the one before.
+        let key = |i: usize| wave(i % head_dim + 1, 0.9) + 0.02 * wave(i, 0.37);
+        let k: Vec<f64> = (0..tokens * head_dim)
+            .map(|i| f64::from((key(i) / 3.0) as f32))
+            .collect();
+        let inputs = RecurrenceInputs {
+            q: &channels(0.31, 0.1),
+            k: &k,
+            v: &channels(1.7, 1.0),
+            log_decay: &vec![-f64::from(f32::EPSILON); k.len()],
+            beta: &vec![0.875; tokens],
+            heads: 1,
+            head_dim,
+        };
+        let rounding = Rounding::new(Arithmetic::F64Sums);
+        let memory = vec![0.0; head_dim * head_dim];
+        let (o, state) = recurrence(&rounding, &inputs, &memory);
+        for items in [&o.items, &state] {
+            let largest = items.iter().fold(0.0, |m: f64, x| m.max(x.value.abs()));
+            let loosest = items.iter().fold(0.0, |m: f64, x| m.max(x.error));
+            assert!(loosest < 1e-3 * largest, "{loosest:e} on {largest:e}");
+        }
+    }
+}

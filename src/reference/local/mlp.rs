@@ -194,3 +194,45 @@ pub fn moe_output(
     let routed = rounding.apply(&weights.up, &sum.map(sum.width, norm));
     routed.zip(shared, |a, b| rounding.step.add(a, b))
 }
+
+#[cfg(test)]
+mod tests {
+    use super::super::arithmetic::Arithmetic;
+    use super::*;
+
+    fn choice(scores: &[f64], theirs: &[i32]) -> Choice {
+        let rounding = Rounding::new(Arithmetic::F64Sums);
+        let rows = BoundedRows::exact(scores.len(), scores);
+        choose(
+            &rounding,
+            &rows,
+            &vec![0.0; scores.len()],
+            theirs.len(),
+            theirs,
+        )
+    }
+
+    /// A hair apart, either order is right and reported; one part in ten thousand is a wrong
+    /// choice, and so is the higher id of two equal ones.
+    #[test]
+    fn ties_are_inside_the_rounding_of_the_sum() {
+        let hair = 0.5 + 1e-8;
+        let tied = choice(&[0.5, 0.9, hair], &[0, 1]);
+        assert_eq!((tied.expected, tied.ties), (vec![0, 1], vec![0]));
+        let agreed = choice(&[0.5, 0.9, hair], &[1, 2]);
+        assert_eq!((agreed.expected, agreed.ties), (vec![1, 2], vec![]));
+        let wrong = choice(&[0.5, 0.9, 0.50005], &[0, 1]);
+        assert_eq!((wrong.expected, wrong.ties), (vec![1, 2], vec![]));
+        let higher = choice(&[0.5, 0.9, 0.5], &[1, 2]);
+        assert_eq!((higher.expected, higher.ties), (vec![0, 1], vec![]));
+    }
+
+    /// Ids that are no choice: out of range, negative, twice, not ascending.
+    #[test]
+    fn ids_of_a_foreign_dump_are_checked() {
+        assert_eq!(as_experts(&[1, 7], 8), Some(vec![1, 7]));
+        for wrong in [[1, 8], [-1, 2], [3, 3], [5, 2]] {
+            assert_eq!(as_experts(&wrong, 8), None, "{wrong:?}");
+        }
+    }
+}

@@ -3,6 +3,8 @@
 use super::rows::BoundedRows;
 use super::{Local, LocalStage, LocalValues, Skipped};
 use crate::reference::error::ReferenceError;
+use crate::reference::residual::Residual;
+use crate::reference::rows::Rows;
 use crate::stages::{Stage, StageDump, StageKey, StageValues};
 
 /// A value out of the dump, or the stage that the dump lacks.
@@ -40,6 +42,17 @@ pub struct SubjectResidual {
 }
 
 impl SubjectResidual {
+    /// A running sum and banks at hand, for example carried from one layer to the next.
+    #[must_use]
+    pub fn carried(residual: &Residual) -> Self {
+        let exact = |rows: &Rows| Ok(BoundedRows::exact(rows.width, &rows.values));
+        Self {
+            rows: residual.sum.count(),
+            sum: exact(&residual.sum),
+            banks: residual.banks.iter().map(exact).collect(),
+        }
+    }
+
     /// Every bank, if the dump has them all.
     pub(super) fn all_banks(&self) -> Found<Vec<BoundedRows>> {
         self.banks.iter().cloned().collect()
