@@ -2,6 +2,7 @@
 
 use std::fs;
 use std::io::{self, Write as _};
+use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
@@ -135,7 +136,11 @@ pub fn check_writable(args: &OutputArgs) -> Result<(), CommandError> {
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), CommandError> {
     let folder = path.parent().unwrap_or(Path::new("."));
     let write = || -> io::Result<()> {
-        let mut file = tempfile::NamedTempFile::new_in(folder)?;
+        // As an ordinary new file: readable by whom the umask allows, not by the owner alone.
+        let ordinary = fs::Permissions::from_mode(0o666);
+        let mut file = tempfile::Builder::new()
+            .permissions(ordinary)
+            .tempfile_in(folder)?;
         file.write_all(bytes)?;
         file.as_file().sync_all()?;
         file.persist(path).map_err(|error| error.error)?;
