@@ -276,6 +276,10 @@ const UNSEEN_ON_TINY_A: &[(&str, &str)] = &[
         "tiny-k3-a has the released cap; another value shows it",
     ),
     (
+        "mla-cache-of-64",
+        "the ids do not fill 64 positions; the long sequence of the tiny oracle shows it",
+    ),
+    (
         "router-scaling-off",
         "tiny-k3-a scales by 1; another value shows it",
     ),

@@ -41,6 +41,11 @@ pub struct GatesArgs {
     /// Run the kill matrix: every mutant against every gate
     #[arg(long, conflicts_with_all = ["evidence", "only", "list"])]
     mutants: bool,
+    /// Family of mutants (repeatable): a of the reference, b of the engine's composition, c of its
+    /// arithmetic and state
+    #[arg(long, value_name = "LETTER", default_value = "a", value_parser = ["a", "b", "c"],
+        requires = "mutants")]
+    family: Vec<String>,
     /// Epsilon of the two low-rank norms in MLA, on the subject's side
     #[arg(long, value_name = "X", default_value_t = MLA_NORM_EPS, value_parser = parse_epsilon)]
     mla_norm_eps: f64,
@@ -244,9 +249,17 @@ fn mutants(args: &GatesArgs) -> Result<Exit, CommandError> {
     let controls = subjects::controls();
     let control_matrix =
         KillMatrix::run(&kernels, &tiny, &controls, args.mla_norm_eps, threads(args));
-    let mutants = subjects::mutants();
+    let mut mutants = subjects::mutants();
+    mutants.retain(|mutant| {
+        args.family
+            .iter()
+            .any(|family| family.starts_with(mutant.family))
+    });
     let matrix = KillMatrix::run(&kernels, &tiny, &mutants, args.mla_norm_eps, threads(args));
-    let tables: [(&str, &'static [clauses::Clause]); 1] = [("the model", &clauses::MODEL)];
+    let mut tables: Vec<(&str, &'static [clauses::Clause])> = vec![("the model", &clauses::MODEL)];
+    if args.family.iter().any(|family| family == "c") {
+        tables.push(("the arithmetic", &clauses::ARITHMETIC));
+    }
     let provenance = provenance(args, start);
     let report = MutantReport::new(&tiny.name, &control_matrix, &matrix, &tables, provenance);
     output::deliver(&args.output, &report, &report.text())?;
