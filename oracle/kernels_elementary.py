@@ -3,7 +3,7 @@
 import numpy as np
 
 from k3 import sigmoid
-from kernel_bits import exp32, sigmoid32, sigmoid64, tanh32, tanh64
+from kernel_bits import exp32, exp64, sigmoid32, sigmoid64, tanh32, tanh64
 from kernel_case import Kernel, scalar
 from kernel_exact import exact_exp, exact_sigmoid, exact_tanh, rounded
 from kernel_sums import narrow, wide
@@ -139,6 +139,31 @@ def towards_zero(case):
     return cut
 
 
+# Arguments whose exponential lies within 2^-16 of an ulp of the middle of two F32 numbers, on
+# either side. A function that is off by a thousandth of an ulp, as those of platforms are, rounds
+# half of them the wrong way.
+NEARLY_TIED_EXP = [float.fromhex(text) for text in (
+    "0x1.23d4c6p+0", "0x1.98f8f8p-1", "0x1.59f67ep+3", "-0x1.816cc6p+2", "0x1.ac60b4p-1",
+    "-0x1.5a0f8cp-2", "-0x1.1defcep+3", "-0x1.a79166p+2", "-0x1.1915f0p+3", "0x1.04bc90p+0",
+    "-0x1.44baf4p-3", "0x1.f6ed98p+1")]
+
+
+def exp_off_by(error):
+    """exp with a relative error of that size, then rounded."""
+    def outputs(case):
+        if "exp" not in case.functions:
+            return {}
+        return {"bits.exp": narrow(exp64(wide(case.x)) * (1 + error))}
+    return outputs
+
+
+def nearly_tied(_case, right):
+    """Whether each exact value is as near to a middle as the table says."""
+    value, bits = right["out.exp"], wide(right["bits.exp"])
+    ulp = np.spacing(narrow(bits)).astype(np.float64)
+    return bool(np.all(np.abs(np.abs(value - bits) / ulp - 0.5) < 2.0 ** -16))
+
+
 def elementwise_bound(_case, right, name):
     return np.abs(right["out." + name]) * 2.0 ** -24 + 2.0 ** -149
 
@@ -175,6 +200,8 @@ WRONG_ELEMENTARY = {
         np.abs(x) < 2.0 ** -126, np.float32(0), np.tanh(x))),
     "zero-sign-lost": lambda c: {"out.tanh": rounded(exact_tanh, c.x) + 0.0},
     "cut-off-not-rounded": towards_zero,
+    "exp-of-33-bits-too-large": exp_off_by(2.0 ** -33),
+    "exp-of-33-bits-too-small": exp_off_by(-2.0 ** -33),
 }
 
 
@@ -183,9 +210,9 @@ def elementary():
                     bound=elementwise_bound)
     every = tuple(FUNCTIONS)
 
-    def add(case, text, x, exposes, functions=every):
+    def add(case, text, x, exposes, functions=every, promise=None):
         kernel.add(case, text, {"x": narrow(np.array(x, np.float64))}, exposes,
-                   functions=functions)
+                   functions=functions, promise=promise)
 
     add("zeros", "both zeros: tanh keeps the sign, exp is 1, the logistic one half", [0.0, -0.0],
         ["zero-sign-lost"])
@@ -207,6 +234,9 @@ def elementary():
                 -103.97, -104.0], ["exp-without-subnormals"])
     add("exp-high-end", "up to the largest argument with a finite result: too early an overflow",
         [80.0, 85.5, 88.0, 88.5, 88.7, 88.72], ["exp-of-few-terms"])
+    add("exp-nearly-tied", "values that lie in the middle of two F32 numbers but for a hundred-"
+        "thousandth of an ulp: a platform's exp, right to a thousandth", NEARLY_TIED_EXP,
+        ["exp-of-33-bits-too-large", "exp-of-33-bits-too-small"], ("exp",), nearly_tied)
     ordinary = kernel.stream("ordinary").bell("x", 40, 3.0)
     add("ordinary", "ordinary points on both sides: a short series, a rational tanh",
         [1.0, -1.0, 0.5, -0.5, 2.0, -3.0, *wide(ordinary)],

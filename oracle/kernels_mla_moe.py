@@ -308,13 +308,15 @@ def rounded_scores(case):
     return routed(case, choice=narrow(scores) + case.bias)
 
 
-def taken_again(case):
-    """Chosen one after the other, the taken ones set to -1e30 in the choice: they win again."""
-    choice, ids = case.scores + case.bias, []
-    for _ in range(case.top_k[0]):
-        ids.append(int(np.argmax(choice)))
-        choice[ids[-1]] = -1e30
-    return {"out.ids": np.sort(np.array(ids, np.int32))}
+def taken_again(mark):
+    """Chosen one after the other, the taken ones marked in the choice: they win again."""
+    def outputs(case):
+        choice, ids = case.scores + case.bias, []
+        for _ in range(case.top_k[0]):
+            ids.append(int(np.argmax(choice)))
+            choice[ids[-1]] = mark
+        return {"out.ids": np.sort(np.array(ids, np.int32))}
+    return outputs
 
 
 def over_all_experts(case):
@@ -348,7 +350,8 @@ WRONG_ROUTER = {
         "out.weights": routed(c)["out.weights"] / c.scaling[0]},
     "smallest-chosen": lambda c: routed(c, choice=-(c.scores + c.bias)),
     "in-order-of-choice": in_order_of_choice,
-    "taken-experts-win-again": taken_again,
+    "taken-experts-win-again": taken_again(-1e30),
+    "taken-experts-win-over-none": taken_again(-np.inf),
     "first-512-experts-only": lambda c: routed(c, choice=np.where(
         np.arange(len(c.scores)) < 512, c.scores + c.bias, -np.inf)),
     "no-1e-20": without_divisor_epsilon,
@@ -370,6 +373,8 @@ def router_cases(kernel):
     bias_13[8] = 1 / 8192
     one_left = np.full(6, -1e30)
     one_left[4] = 0.0
+    switched_off = np.full(5, -np.inf)
+    switched_off[[0, 3]] = 0.0
     cut = np.full(64, 0.25)
     cut[[3, 11]] = 0.75
     cut[[1, 60]] = 0.5
@@ -413,6 +418,10 @@ def router_cases(kernel):
             "three seats, every bias but one -1e30: three distinct ids, the lowest ones beside it",
             np.array([0.3, 0.4, 0.5, 0.6, 0.2, 0.7]), one_left, 3, 1, 1.0,
             ["taken-experts-win-again", "bias-left-out"], [0, 1, 4]),
+        "experts-switched-off": (
+            "three seats, two biases that are not minus infinity: the lowest of the rest, once",
+            np.array([0.3, 0.4, 0.5, 0.6, 0.2]), switched_off, 3, 1, 1.0,
+            ["taken-experts-win-over-none", "bias-left-out"], [0, 1, 3]),
         "every-expert": ("top-k equal to the number of experts", np.array([0.9, 0.1, 0.4]),
                          [0.5, -0.5, 0.0], 3, 1, 1.0,
                          ["in-order-of-choice", "bias-in-the-weights"], [0, 1, 2]),

@@ -1,5 +1,7 @@
 """Kernel fixtures of sums over vectors: weighted sum, MoE sum, softmax sum, residual mix."""
 
+from types import SimpleNamespace
+
 import numpy as np
 
 from k3 import product, softmax, sum_in_order
@@ -283,6 +285,8 @@ WRONG_MIX = {
     "newest-source-first": lambda c: {"out.weights": mixed(c)["out.weights"][::-1].copy()},
     "running-sum-left-out": lambda c: mixed(
         c, sources=np.concatenate([wide(c.sources[:-1]), wide(c.sources[:1])])),
+    "running-sum-first": lambda c: mix_bits(SimpleNamespace(
+        sources=np.roll(c.sources, 1, axis=0), fold=c.fold, epsilon=c.epsilon)),
     "keys-not-rounded": lambda c: mix_bits(c, key=lambda keys: keys),
     "rate-in-f32": lambda c: mix_bits(c, rate=lambda r: wide(narrow(r))),
     "rate-after-the-row-product": rate_after_the_sum,
@@ -347,9 +351,9 @@ def residual_mix():
     for case, text, build, exposes in (
             ("cancelling-sources", "huge elements that cancel between sources: another order, a "
              "running maximum, f32 sums", cancelling_sources,
-             ["falling-order", "pairwise", "sixteen-lanes", "f32-accumulator", "f32-products",
-              "blocks-of-four", "running-maximum-by-1", "running-maximum-by-4",
-              "both-sums-in-f32"]),
+             ["falling-order", "running-sum-first", "pairwise", "sixteen-lanes",
+              "f32-accumulator", "f32-products", "blocks-of-four", "running-maximum-by-1",
+              "running-maximum-by-4", "both-sums-in-f32"]),
             ("cancelling-folds", "a fold that cancels over a source: other lanes in the scores",
              cancelling_folds, ["score-single-accumulator", "score-eight-lanes",
                                 "score-f32-accumulator"])):

@@ -1,5 +1,8 @@
 //! The real trace gives the numbers that were computed elsewhere, exactly.
 
+use std::collections::BTreeSet;
+use std::path::Path;
+
 use k3_verify::simcache::cache::{Requests, Reserve};
 use k3_verify::simcache::forecast::{K3_FIXED_BYTES, K3_TRUNK_BYTES};
 use k3_verify::simcache::generator;
@@ -196,7 +199,7 @@ fn the_committed_report_and_plots_are_those_of_the_real_trace() {
     plan.ladder = Some(measured::read(&ladder).unwrap());
     let report = study::run(vec![trace], &plan).unwrap();
     crate::reports::snapshot("kimi-k3-text", &text(&report));
-    let folder = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("reports/simcache");
+    let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("reports/simcache");
     let drawn = plots(&report).unwrap();
     for name in [
         "hit-rate-decode",
@@ -214,15 +217,11 @@ fn the_committed_report_and_plots_are_those_of_the_real_trace() {
     }
 }
 
-/// Routing recorded elsewhere becomes a trace: the router ids of a tiny model's answers.
-#[test]
-fn a_trace_recorded_from_router_ids() {
-    let Some(path) = external("tiny-k3-a/expected.safetensors") else {
-        return;
-    };
+/// Routing ids of an answer file \[MoE layers, positions, top-k\] as a trace.
+fn recorded(path: &Path, name: &str, prompt: u32, expert_bytes: u64) -> Trace {
     let bytes = std::fs::read(path).unwrap();
     let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
-    let ids = tensors.tensor("router_ids.released").unwrap();
+    let ids = tensors.tensor(name).unwrap();
     let &[layers, positions, top_k] = ids.shape() else {
         panic!("{:?}", ids.shape())
     };
@@ -231,7 +230,7 @@ fn a_trace_recorded_from_router_ids() {
         first_moe_layer: 1,
         experts_per_layer: 8,
         top_k: top_k as u32,
-        expert_bytes: 3 * 48 * 64,
+        expert_bytes,
     };
     let mut ids = ids
         .data()
@@ -244,17 +243,65 @@ fn a_trace_recorded_from_router_ids() {
                 .collect()
         })
         .collect();
-    let trace = generator::from_rows(&shape, 20, &rows);
+    let trace = generator::from_rows(&shape, prompt, &rows);
     assert_eq!(trace.requests.len(), layers * positions * top_k);
+    trace
+}
+
+/// The study's decode view of a recorded trace asks for every layer's top-k once per token, and
+/// with room for all misses only what it never had.
+fn judge_recorded(trace: Trace) {
+    let per_token = u64::from((trace.shape.layer_count - 1) * trace.shape.top_k);
     let report = study::run(vec![trace], &crate::make::plan()).unwrap();
     let view = &report.views[0];
-    assert_eq!(
-        (view.focus, view.requests_per_token),
-        ("decode", (layers * top_k) as u64)
-    );
+    assert_eq!((view.focus, view.requests_per_token), ("decode", per_token));
     let all = view.rows.last().unwrap();
     assert_eq!(
         all.policies[0].hits,
         view.request_count - view.distinct_count as u64
     );
+}
+
+/// Routing recorded elsewhere becomes a trace: the router ids of a tiny model's answers.
+#[test]
+fn a_trace_recorded_from_router_ids() {
+    if let Some(path) = external("tiny-k3-a/expected.safetensors") {
+        judge_recorded(recorded(&path, "router_ids.released", 20, 3 * 48 * 64));
+    }
+}
+
+/// The tiny oracle's own routing, both sequences: LRU against a plain list, at every capacity.
+#[test]
+fn traces_recorded_from_the_tiny_oracle() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/tiny/expected.safetensors");
+    for (name, prompt) in [("router_ids.f64", 12), ("long.router_ids.f64", 200)] {
+        let trace = recorded(&path, name, prompt, 3 * 96 * 34);
+        let single = Workload::new(&trace, Requests::Single);
+        let distinct: BTreeSet<u32> = trace.requests.iter().copied().collect();
+        for capacity in 1..=distinct.len() {
+            assert_eq!(
+                hits(&single, capacity, PolicyName::Lru),
+                plain_lru(&trace.requests, capacity),
+                "{name} at {capacity}"
+            );
+        }
+        if name == "router_ids.f64" {
+            judge_recorded(trace);
+        }
+    }
+}
+
+/// Hits of LRU the obvious way: a list in order of use.
+fn plain_lru(requests: &[u32], capacity: usize) -> u64 {
+    let (mut held, mut hits) = (Vec::new(), 0);
+    for request in requests {
+        if let Some(place) = held.iter().position(|kept| kept == request) {
+            held.remove(place);
+            hits += 1;
+        } else if held.len() == capacity {
+            held.remove(0);
+        }
+        held.push(*request);
+    }
+    hits
 }

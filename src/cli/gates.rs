@@ -13,7 +13,7 @@ use crate::exit::Exit;
 use crate::gates::evidence::EvidenceSet;
 use crate::gates::glob::Glob;
 use crate::gates::kernels::KERNEL_GATES;
-use crate::gates::kill_matrix::KillMatrix;
+use crate::gates::kill_matrix::{KillMatrix, Mutant};
 use crate::gates::outcome::Verdict;
 use crate::gates::registry::ORACLE_GATES;
 use crate::gates::runner::{self, Plan, SetState};
@@ -41,10 +41,10 @@ pub struct GatesArgs {
     /// Run the kill matrix: every mutant against every gate
     #[arg(long, conflicts_with_all = ["evidence", "only", "list"])]
     mutants: bool,
-    /// Family of mutants (repeatable): a of the reference, b of the engine's composition, c of its
-    /// arithmetic and state
-    #[arg(long, value_name = "LETTER", default_value = "a", value_parser = ["a", "b", "c"],
-        requires = "mutants")]
+    /// Family of mutants (repeatable, all without it): a of the reference, b of the engine's
+    /// composition, c of its arithmetic and state
+    #[arg(long, value_name = "LETTER", default_values = ["a", "b", "c"],
+        value_parser = ["a", "b", "c"], requires = "mutants")]
     family: Vec<String>,
     /// Epsilon of the two low-rank norms in MLA, on the subject's side
     #[arg(long, value_name = "X", default_value_t = MLA_NORM_EPS, value_parser = parse_epsilon)]
@@ -247,15 +247,19 @@ fn mutants(args: &GatesArgs) -> Result<Exit, CommandError> {
     let kernels = runner::shipped_kernels(&fixtures)
         .map_err(|reason| CommandError::new(anyhow::anyhow!(reason), Exit::BadInput))?;
     let controls = subjects::controls();
-    let control_matrix =
-        KillMatrix::run(&kernels, &tiny, &controls, args.mla_norm_eps, threads(args));
     let mut mutants = subjects::mutants();
     mutants.retain(|mutant| {
         args.family
             .iter()
             .any(|family| family.starts_with(mutant.family))
     });
-    let matrix = KillMatrix::run(&kernels, &tiny, &mutants, args.mla_norm_eps, threads(args));
+    let bar = output::progress((controls.len() + mutants.len()) as u64, "mutants");
+    let run = |subjects: &[Mutant]| {
+        let (epsilon, threads) = (args.mla_norm_eps, threads(args));
+        KillMatrix::run(&kernels, &tiny, subjects, epsilon, threads, &|| bar.inc(1))
+    };
+    let (control_matrix, matrix) = (run(&controls), run(&mutants));
+    bar.finish_and_clear();
     let mut tables: Vec<(&str, &'static [clauses::Clause])> = vec![("the model", &clauses::MODEL)];
     if args.family.iter().any(|family| family == "c") {
         tables.push(("the arithmetic", &clauses::ARITHMETIC));

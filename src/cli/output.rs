@@ -6,6 +6,7 @@ use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
+use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::exit::Exit;
 
@@ -27,6 +28,16 @@ pub struct OutputArgs {
     /// Folder for report.json and report.txt
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
+}
+
+/// A bar on stderr that counts to `total`, on a terminal only.
+#[must_use]
+pub fn progress(total: u64, what: &'static str) -> ProgressBar {
+    let bar = ProgressBar::new(total);
+    if let Ok(style) = ProgressStyle::with_template("{wide_bar} {pos}/{len} {msg}, {eta} left") {
+        bar.set_style(style);
+    }
+    bar.with_message(what)
 }
 
 /// A command that could not come to a verdict: one line, an optional hint, and the exit code.

@@ -104,7 +104,8 @@ fn caught(run: impl FnOnce() -> Outcome) -> Outcome {
 }
 
 impl KillMatrix {
-    /// Runs every mutant through every gate on the kernel fixtures and on `set`.
+    /// Runs every mutant through every gate on the kernel fixtures and on `set`; `tick` is called
+    /// after each.
     #[must_use]
     pub fn run(
         kernels: &KernelFixtures,
@@ -112,6 +113,7 @@ impl KillMatrix {
         mutants: &[Mutant],
         mla_norm_eps: f64,
         threads: usize,
+        tick: &(dyn Fn() + Sync),
     ) -> Self {
         let gates: Vec<String> = KERNEL_GATES
             .iter()
@@ -132,6 +134,7 @@ impl KillMatrix {
                 .iter()
                 .map(|gate| caught(|| judge(gate, &context)));
             let outcomes: Vec<_> = on_kernels.chain(on_set).collect();
+            tick();
             let first_red = outcomes
                 .iter()
                 .zip(&gates)

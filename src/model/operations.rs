@@ -98,7 +98,7 @@ impl Operations for Contract {
 pub trait Operations: Send + Sync + Debug {
     /// The kernels' instructions (A11).
     fn path(&self) -> KernelPath {
-        KernelPath::SCALAR
+        KernelPath::detect()
     }
 
     // ---- Carrying ----

@@ -275,9 +275,14 @@ fn attention(
     Ok(named([("o", widened(&o))]))
 }
 
+/// The fixture's last source is the running sum, those before it are the banks.
 fn residual_mix(operations: &(impl Operations + ?Sized), inputs: &Inputs<'_>) -> Outputs {
     let (data, fold) = (inputs.f32("sources"), inputs.f32("fold"));
-    let sources: Vec<&[f32]> = data.chunks(fold.len()).collect();
+    let banks: Vec<&[f32]> = data.chunks(fold.len()).collect();
+    let sources = match banks.split_last() {
+        Some((running, banks)) => operations.mix_sources(banks, running),
+        None => Vec::new(),
+    };
     let (mut keys, mut mix) = (vec![0.0; fold.len()], vec![0.0; fold.len()]);
     operations.residual_mix(
         &sources,
