@@ -17,6 +17,7 @@ pub mod folder;
 pub mod index;
 pub mod layout;
 pub mod preset;
+pub mod probe;
 pub mod quantise;
 pub mod rules;
 pub mod values;

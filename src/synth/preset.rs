@@ -30,7 +30,7 @@ const BYTE_IDS: usize = 256;
 pub enum Preset {
     /// 13 layers, hidden width 136, no two widths equal; 16 MB
     Tiny,
-    /// 5 layers, few heads, but head width 128, kv_lora 512, nope 128, rope 64, v 128; 42 MB
+    /// 5 layers, few heads, but head width 128, kv_lora 512, nope 128, rope 64, v 128; 53 MB
     Kernel,
     /// The released widths: 93 layers of 896 experts, unless told otherwise
     K3,
