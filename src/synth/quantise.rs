@@ -45,24 +45,29 @@ pub fn quantise_block(values: &[f32; MXFP4_GROUP_COLUMNS]) -> Option<Block> {
     // 2^-exponent is a normal f32: the exponent lies in -126..=125.
     let inverse = f32::from_bits(((F32_BIAS - exponent) as u32) << F32_MANTISSA_BITS);
     let mut codes = [0; MXFP4_GROUP_COLUMNS / 2];
-    for (byte, pair) in codes.iter_mut().zip(values.as_chunks::<2>().0) {
-        *byte = nearest_code(pair[0] * inverse) | nearest_code(pair[1] * inverse) << 4;
+    let mut nearest = [0; MXFP4_GROUP_COLUMNS];
+    for (code, value) in nearest.iter_mut().zip(values) {
+        *code = nearest_code(value * inverse);
+    }
+    for (byte, pair) in codes.iter_mut().zip(nearest.as_chunks::<2>().0) {
+        *byte = (pair[0] | pair[1] << 4) as u8;
     }
     Some((codes, (exponent + SCALE_BIAS) as u8))
 }
 
 /// The code of the E2M1 value nearest to `scaled`; a tie goes to the code with an even mantissa.
-fn nearest_code(scaled: f32) -> u8 {
+#[inline]
+fn nearest_code(scaled: f32) -> u32 {
     let size = scaled.abs();
     // The midpoints between neighbours; equality counts as above where the upper code is even.
-    let magnitude = u8::from(size > 0.25)
-        + u8::from(size >= 0.75)
-        + u8::from(size > 1.25)
-        + u8::from(size >= 1.75)
-        + u8::from(size > 2.5)
-        + u8::from(size >= 3.5)
-        + u8::from(size > 5.0);
-    magnitude | u8::from(scaled.is_sign_negative()) << 3
+    let magnitude = u32::from(size > 0.25)
+        + u32::from(size >= 0.75)
+        + u32::from(size > 1.25)
+        + u32::from(size >= 1.75)
+        + u32::from(size > 2.5)
+        + u32::from(size >= 3.5)
+        + u32::from(size > 5.0);
+    magnitude | scaled.to_bits() >> 31 << 3
 }
 
 /// Quantises a row of whole blocks into its codes \[columns/2\] and scales \[columns/32\].
@@ -92,7 +97,7 @@ mod tests {
     fn codes_are_the_nearest_values_ties_to_even() {
         for step in -2000..=2000_i32 {
             let scaled = step as f32 / 250.0;
-            let code = nearest_code(scaled);
+            let code = nearest_code(scaled) as u8;
             let distance = |code: u8| (decode_code(code) - f64::from(scaled)).abs();
             let sign = if scaled.is_sign_negative() { 8 } else { 0 };
             let best = (sign..sign + 8).map(distance).fold(f64::INFINITY, f64::min);
