@@ -183,7 +183,9 @@ fn measure(
 
 fn synth_error(error: SynthError) -> CommandError {
     let (exit, hint) = match &error {
-        SynthError::Size { .. } => (Exit::Usage, "see k3-verify synth --help"),
+        SynthError::Size { .. } | SynthError::TooManyTensors { .. } => {
+            (Exit::Usage, "see k3-verify synth --help")
+        }
         SynthError::NotAFolder { .. } | SynthError::ForeignFile { .. } => {
             (Exit::Usage, "name a folder that is empty or not there yet")
         }

@@ -22,6 +22,14 @@ pub enum SynthError {
         /// What would do.
         expected: String,
     },
+    /// Sizes that are each in range, but not together.
+    #[error("{tensors} tensors: expected {limit} at most")]
+    TooManyTensors {
+        /// How many there would be.
+        tensors: u64,
+        /// How many there may be.
+        limit: u64,
+    },
     /// The config that follows is refused by the reader.
     #[error("the config of this shape is refused: {0}")]
     Config(#[from] ConfigError),

@@ -124,6 +124,8 @@ impl Job<'_> {
                 Content::Holes => head_bytes,
             };
         }
+        // Before half a million names are put into one text.
+        self.check_space(survey.needed_bytes)?;
         if self.index {
             self.survey_text(INDEX_FILE, &index_text(&self.layout)?, &mut texts)?;
         }

@@ -8,18 +8,24 @@
 //! Layer kinds go by the released rule: MLA at every fourth layer and at the shape's own last one.
 //! A smaller `--layers` therefore gives the first layers of the shape, bit for bit.
 
+use std::path::Path;
+
 use clap::ValueEnum;
 use serde_json::{Value, json};
-use std::path::Path;
 
 use super::SynthError;
 use crate::checkpoint::ModelShape;
+use crate::checkpoint::plan::tensor_count;
 use crate::config::{MAX_LAYERS, MAX_SIZE, RawConfig};
 
 /// Every how many layers one is MLA.
 const MLA_PERIOD: usize = 4;
 /// Smallest vocabulary: three control ids and one more.
 const MIN_VOCAB: usize = 4;
+/// Most experts of a layer: 18 times the released number. A shard's header is then 15 MB.
+const MAX_EXPERTS: usize = 1 << 14;
+/// Most tensors: 8 times the released number, 500 MB of headers.
+const MAX_TENSORS: u64 = 4 << 20;
 /// Ids behind the ordinary ones that the release keeps for control tokens.
 const CONTROL_IDS: usize = 256;
 /// A vocabulary of single bytes.
@@ -200,7 +206,7 @@ impl SynthModel {
                 "experts",
                 overrides.experts,
                 numbers.top_k,
-                MAX_SIZE,
+                MAX_EXPERTS,
                 &mut numbers.experts,
             ),
             (
@@ -235,6 +241,10 @@ impl SynthModel {
             got: numbers.layers,
             expected: error.to_string(),
         })?;
+        let (tensors, limit) = (tensor_count(&shape), MAX_TENSORS);
+        if tensors > limit {
+            return Err(SynthError::TooManyTensors { tensors, limit });
+        }
         Ok(Self {
             preset,
             config_text,
