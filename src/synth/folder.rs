@@ -335,16 +335,16 @@ fn make_folder(folder: &Path) -> Result<bool, SynthError> {
     }
 }
 
-/// An advisory lock on the folder itself: two runs would write the same `.part` files.
+/// An advisory lock on the folder itself: two runs would write the same `.part` files. Some network
+/// file systems lock no folder; there the user has to see to it.
 fn lock(folder: &Path) -> Result<File, SynthError> {
-    let file =
-        File::open(folder).map_err(|reason| SynthError::io(folder, "cannot be opened", reason))?;
+    let opened = File::open(folder);
+    let file = opened.map_err(|reason| SynthError::io(folder, "cannot be opened", reason))?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(file),
         Err(reason) if reason == rustix::io::Errno::WOULDBLOCK => Err(SynthError::Busy {
             path: folder.to_owned(),
         }),
-        Err(reason) => Err(SynthError::io(folder, "cannot be locked", reason.into())),
+        _ => Ok(file),
     }
 }
 
