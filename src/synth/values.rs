@@ -220,8 +220,8 @@ mod tests {
         let mut draws = SplitMix64::new(3);
         let ties = [
             1.0_f32,
-            1.003_906_25,
-            1.011_718_75,
+            f32::from_bits(0x3F80_8000),
+            f32::from_bits(0x3F81_8000),
             -0.0,
             0.0,
             3.3e38,
