@@ -2,8 +2,8 @@
 //!
 //! [`preset`] is the shapes and their `config.json`, [`layout`] which tensor lies in which shard,
 //! [`rules`] how each kind of tensor is drawn, [`values`] the draws, [`quantise`] MXFP4 from real
-//! numbers, [`draw`] the bytes of any part of a shard, [`folder`] and [`index`] the writing (parallel,
-//! resumable), [`probe`] what the engine measures on the result.
+//! numbers, [`draw`] the bytes of any part of a shard, [`folder`] and [`index`] the writing
+//! (parallel, resumable), [`probe`] what the engine measures on the result.
 //!
 //! A tensor's bytes are a function of the seed, its name and its shape, and of nothing else: each
 //! has a stream of its own that can be entered anywhere, so neither the order of writing nor the
