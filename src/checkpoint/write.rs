@@ -140,8 +140,11 @@ impl FileLayout {
             }
             push_json_string(&mut header, name);
             let (dtype, shape) = (tensor.dtype, tensor.shape);
+            // No blanks: so written, the headers of the release have their published sizes.
+            let sizes: Vec<_> = shape.iter().map(usize::to_string).collect();
+            let sizes = sizes.join(",");
             header.push_str(&format!(
-                ":{{\"dtype\":\"{dtype}\",\"shape\":{shape:?},\"data_offsets\":[{start},{end}]}}"
+                ":{{\"dtype\":\"{dtype}\",\"shape\":[{sizes}],\"data_offsets\":[{start},{end}]}}"
             ));
             tensor_bytes.push(byte_len);
         }

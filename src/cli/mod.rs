@@ -4,6 +4,7 @@
 mod gates;
 mod output;
 mod simcache;
+mod synth;
 
 use std::io::Write as _;
 
@@ -30,6 +31,7 @@ enum Command {
     Gates(gates::GatesArgs),
     /// Study the expert cache offline: hit rates at every capacity, bytes and seconds per token
     Simcache(Box<simcache::SimcacheArgs>),
+    Synth(synth::SynthArgs),
     /// Print shell completions
     Completions {
         /// The shell
@@ -44,6 +46,7 @@ pub fn main() -> Exit {
     let result = match &cli.command {
         Command::Gates(args) => gates::run(args),
         Command::Simcache(args) => simcache::run(args),
+        Command::Synth(args) => synth::run(args),
         Command::Completions { shell } => completions(*shell),
     };
     match result {

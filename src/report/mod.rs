@@ -6,3 +6,4 @@ pub mod html;
 pub mod json;
 pub mod mutants;
 pub mod svg;
+pub mod synth;

@@ -1,0 +1,107 @@
+//! `--sparse`: the release as holes.
+
+use std::io::Read as _;
+use std::os::unix::fs::MetadataExt as _;
+use std::path::{Path, PathBuf};
+
+use k3_verify::checkpoint::index::ShardIndex;
+use k3_verify::checkpoint::{Binding, Checkpoint, UnusedClass};
+use k3_verify::config::RawConfig;
+
+use super::expect;
+
+/// Bytes that the replica may take on the disk.
+const DISK_LIMIT_BYTES: u64 = 120_000_000;
+
+fn released() -> Option<PathBuf> {
+    let Some(root) = std::env::var_os("K3_EXTERNAL") else {
+        println!("NOT RUN: K3_EXTERNAL is unset");
+        return None;
+    };
+    Some(Path::new(&root).join("kimi-k3-released"))
+}
+
+/// A header that is not the release's own would miss the published sizes; a replica that is no
+/// hole would fill the disk.
+#[test]
+fn the_replica_has_the_published_sizes_and_takes_no_space() {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out");
+    expect(&out, "--sparse", 0);
+    let entries = std::fs::read_dir(&out).unwrap().map(Result::unwrap);
+    let disk = entries.map(|entry| entry.metadata().unwrap().blocks() * 512);
+    let disk: u64 = disk.sum();
+    assert!(disk < DISK_LIMIT_BYTES, "{disk} bytes on disk");
+    // The published totals.
+    let checkpoint = Checkpoint::open(&out).unwrap();
+    let size = |shard: usize| checkpoint.shard_path(shard).metadata().unwrap().len();
+    let total: u64 = (0..96).map(size).sum();
+    assert_eq!((checkpoint.shards().len(), checkpoint.len()), (96, 497_220));
+    assert_eq!(
+        (total, checkpoint.tensor_bytes()),
+        (1_560_936_091_448, 1_560_860_324_864)
+    );
+    let config = RawConfig::read(&out.join("config.json")).unwrap();
+    let binding = Binding::bind(&checkpoint, &config).unwrap();
+    let unused = binding.unused_counts();
+    let vision = [UnusedClass::VisionTower, UnusedClass::MmProjector].map(|class| unused[&class]);
+    assert_eq!((binding.bound_count(), vision), (497_050, [165, 3]));
+    // The same command again keeps all of it.
+    let (text, _) = expect(&out, "--sparse", 0);
+    assert!(text.contains("96 shards were there"), "{text}");
+    let Some(released) = released() else { return };
+    let sizes = std::fs::read_to_string(released.join("shard_sizes.txt")).unwrap();
+    let mut compared = 0;
+    for (shard, line) in sizes.lines().enumerate() {
+        let (name, bytes) = line.split_once(' ').unwrap();
+        assert!(checkpoint.shard_path(shard).ends_with(name), "{name}");
+        assert_eq!(size(shard).to_string(), bytes, "{name}");
+        compared += 1;
+    }
+    assert_eq!(compared, 96);
+    assert_eq!(
+        RawConfig::read(&released.join("config.json")).unwrap(),
+        config,
+        "every field that this program reads"
+    );
+    compare_index(&released, &checkpoint);
+}
+
+/// Every name in the shard where the release has it.
+fn compare_index(released: &Path, checkpoint: &Checkpoint) {
+    let file = std::fs::File::open(released.join("model.safetensors.index.json.gz")).unwrap();
+    let mut bytes = Vec::new();
+    let mut decoder = flate2::read::GzDecoder::new(file);
+    decoder.read_to_end(&mut bytes).unwrap();
+    let index = ShardIndex::parse(bytes.as_slice(), Path::new("index")).unwrap();
+    assert_eq!(index.names.len(), checkpoint.len());
+    for tensor in checkpoint.tensors() {
+        let id = index.names.find(tensor.name).expect(tensor.name);
+        let shard = &index.shards[usize::from(index.shard_of_name[id as usize])];
+        let path = checkpoint.shard_path(tensor.shard);
+        assert!(path.ends_with(shard), "{} in {shard}", tensor.name);
+    }
+}
+
+/// With an index the replica opens through it; of a small shape it has that shape's sizes.
+#[test]
+fn an_index_can_be_had_and_other_shapes_too() {
+    let folder = tempfile::tempdir().unwrap();
+    let (weights, holes) = (folder.path().join("weights"), folder.path().join("holes"));
+    expect(&weights, "--layers 4 --probe 0", 0);
+    expect(&holes, "--layers 4 --shape tiny --sparse --index", 0);
+    let (weights, holes) = (super::files(&weights), super::files(&holes));
+    assert_eq!(weights.len(), holes.len());
+    for (name, bytes) in &weights {
+        let other = &holes[name];
+        assert_eq!(bytes.len(), other.len(), "{name}");
+        if name.ends_with(".json") {
+            assert!(bytes == other, "{name}");
+        } else {
+            let (head, _) = bytes.split_first_chunk::<8>().unwrap();
+            let data = 8 + u64::from_le_bytes(*head) as usize;
+            assert!(bytes[..data] == other[..data], "{name}");
+            assert!(other[data..].iter().all(|byte| *byte == 0), "{name}");
+        }
+    }
+}

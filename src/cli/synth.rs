@@ -1,0 +1,211 @@
+//! `synth`: a synthetic checkpoint with the released names, dtypes and layout, or one of holes.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::output::{self, CommandError, OutputArgs};
+use crate::exit::Exit;
+use crate::host::provenance::{Provenance, default_threads};
+use crate::report::synth::{SCHEMA, SynthReport};
+use crate::synth::draw::Content;
+use crate::synth::folder::{Job, Survey};
+use crate::synth::probe::{Probe, ProbeError, probe};
+use crate::synth::{Layout, Overrides, Preset, SynthError, SynthModel};
+
+/// Tokens fed for the statistics unless told otherwise.
+const PROBE_TOKENS: usize = 32;
+/// Up to this size statistics are measured without being asked for.
+const PROBED_BYTES: u64 = 1 << 30;
+
+/// A synthetic checkpoint: released names, dtypes and layout, drawn weights.
+///
+/// The bytes follow from shape, sizes and seed alone. A run that was interrupted is continued by
+/// the same command: whole shards are kept after a look at their header and at three places of
+/// every tensor. Nothing is overwritten. A shape not known, a size out of range, and an OUT that
+/// holds other files exit 2; a disk that is too full for what is missing exits 5 before anything
+/// is written; a system that refuses exits 3.
+#[derive(Debug, Args)]
+pub struct SynthArgs {
+    /// Folder to write; made where it is not there
+    #[arg(value_name = "OUT")]
+    folder: PathBuf,
+    /// Shape of the model [default: tiny, or k3 with --sparse]
+    #[arg(long, value_enum, value_name = "SHAPE")]
+    shape: Option<Preset>,
+    /// Decoder layers: the first so many of the shape
+    #[arg(long, value_name = "N")]
+    layers: Option<usize>,
+    /// Routed experts of a layer
+    #[arg(long, value_name = "N")]
+    experts: Option<usize>,
+    /// Vocabulary
+    #[arg(long, value_name = "N")]
+    vocab: Option<usize>,
+    /// What the weights are drawn from
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Headers and holes only: every file has its size and takes next to nothing on the disk. Of
+    /// k3 this is a replica of the release, vision tower included, its shards to the byte
+    #[arg(long, conflicts_with = "seed")]
+    sparse: bool,
+    /// With --sparse, write the index too (57 MB for all of k3, without holes)
+    #[arg(long, requires = "sparse")]
+    index: bool,
+    /// Tokens to feed to the engine for the statistics; 0 for none [default: 32 up to 1 GiB, else
+    /// none]
+    #[arg(long, value_name = "N", conflicts_with = "sparse",
+        value_parser = clap::value_parser!(u16).range(0..=4096))]
+    probe: Option<u16>,
+    /// Worker threads (at most 1024)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// Runs the command.
+///
+/// # Errors
+///
+/// [`CommandError`]: see the variants of [`SynthError`].
+pub fn run(args: &SynthArgs) -> Result<Exit, CommandError> {
+    let start = Instant::now();
+    let threads = args.threads.map_or_else(default_threads, usize::from);
+    let preset = args.shape.unwrap_or(if args.sparse {
+        Preset::K3
+    } else {
+        Preset::Tiny
+    });
+    let overrides = Overrides {
+        layers: args.layers,
+        experts: args.experts,
+        vocab: args.vocab,
+    };
+    let model = SynthModel::new(preset, overrides, args.seed).map_err(synth_error)?;
+    output::check_writable(&args.output)?;
+    let job = Job {
+        layout: Layout {
+            model: &model,
+            vision: args.sparse && preset == Preset::K3,
+        },
+        content: if args.sparse {
+            Content::Holes
+        } else {
+            Content::Weights {
+                seed: args.seed,
+                kda_heads: model.shape.kda.heads,
+            }
+        },
+        index: !args.sparse || args.index,
+        folder: &args.folder,
+    };
+    let survey = make(&job, threads).map_err(synth_error)?;
+    let (probe, probe_left_out) = measure(args, &job, &survey, threads)?;
+    let report = SynthReport {
+        schema: SCHEMA,
+        exit_code: Exit::Conforms.code(),
+        shape: preset.name(),
+        layers: model.shape.layers.len(),
+        experts: model.shape.moe.experts,
+        vocab: model.shape.vocab,
+        seed: (!args.sparse).then_some(args.seed),
+        sparse: args.sparse,
+        index: job.index,
+        shards: job.layout.shard_count(),
+        shards_kept: survey.kept,
+        tensors: survey.tensors,
+        tensor_bytes: survey.tensor_bytes,
+        shard_bytes: survey.shard_bytes,
+        probe,
+        probe_left_out,
+        provenance: Provenance::since(start, threads, Vec::new()),
+    };
+    output::deliver(&args.output, &report, &report.text())?;
+    Ok(Exit::Conforms)
+}
+
+/// Looks, then writes, by `threads` threads.
+fn make(job: &Job<'_>, threads: usize) -> Result<Survey, SynthError> {
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(threads)
+        .build()?;
+    pool.install(|| {
+        let survey = job.survey()?;
+        // Hidden by itself where stderr is no terminal.
+        let bar = ProgressBar::new(survey.missing_bytes).with_style(
+            ProgressStyle::with_template("{bar:40} {bytes} of {total_bytes}, {eta} left")
+                .unwrap_or_else(|_| ProgressStyle::default_bar()),
+        );
+        let written = job.write(&survey, &|bytes| bar.inc(bytes));
+        bar.finish_and_clear();
+        written.map(|()| survey)
+    })
+}
+
+/// The statistics, or why there are none.
+fn measure(
+    args: &SynthArgs,
+    job: &Job<'_>,
+    survey: &Survey,
+    threads: usize,
+) -> Result<(Option<Probe>, Option<String>), CommandError> {
+    if args.sparse {
+        return Ok((None, Some("there is nothing but holes".to_owned())));
+    }
+    let tokens = match args.probe {
+        Some(tokens) => usize::from(tokens),
+        None if survey.shard_bytes <= PROBED_BYTES => PROBE_TOKENS,
+        None => {
+            let bytes = survey.shard_bytes;
+            let reason = format!("{bytes} bytes would have to be read; --probe 8 measures");
+            return Ok((None, Some(reason)));
+        }
+    };
+    if tokens == 0 {
+        return Ok((None, Some("--probe 0".to_owned())));
+    }
+    let model = job.layout.model;
+    let numbers = (model.seed, tokens, threads);
+    match probe(job.folder, &model.config, &model.shape, numbers) {
+        Ok(probe) => Ok((Some(probe), None)),
+        Err(error) => {
+            let exit = match &error {
+                ProbeError::Engine(_) => Exit::Disagrees,
+                ProbeError::Checkpoint(_) => Exit::BadInput,
+            };
+            Err(CommandError::new(error, exit).hint("the checkpoint is complete, but does not run"))
+        }
+    }
+}
+
+fn synth_error(error: SynthError) -> CommandError {
+    let (exit, hint) = match &error {
+        SynthError::Size { .. } | SynthError::TooManyTensors { .. } => {
+            (Exit::Usage, "see k3-verify synth --help")
+        }
+        SynthError::NotAFolder { .. } | SynthError::ForeignFile { .. } => {
+            (Exit::Usage, "name a folder that is empty or not there yet")
+        }
+        SynthError::OtherCheckpoint { .. } => (
+            Exit::Usage,
+            "nothing was changed; name another folder, or give the sizes and the seed it was made \
+             with",
+        ),
+        SynthError::Busy { .. } => (Exit::Usage, "wait for it to end"),
+        SynthError::NoSpace { .. } => (
+            Exit::Refused,
+            "nothing was written; smaller: --layers, --experts, --vocab, or --sparse for holes",
+        ),
+        SynthError::Io { .. } => (
+            Exit::BadInput,
+            "whole shards are kept; the same command goes on from there",
+        ),
+        SynthError::ZeroBlock { .. } => (Exit::Disagrees, "another --seed"),
+        SynthError::Config(_) | SynthError::Layout { .. } => (Exit::Usage, "smaller sizes"),
+        SynthError::Threads(_) => (Exit::BadInput, "fewer --threads"),
+    };
+    CommandError::new(error, exit).hint(hint)
+}
