@@ -13,7 +13,7 @@ use crate::exit::Exit;
 use crate::gates::evidence::EvidenceSet;
 use crate::gates::glob::Glob;
 use crate::gates::kernels::KERNEL_GATES;
-use crate::gates::kill_matrix::{KillMatrix, Mutant};
+use crate::gates::kill_matrix::{self, KillMatrix, Mutant};
 use crate::gates::outcome::Verdict;
 use crate::gates::registry::ORACLE_GATES;
 use crate::gates::runner::{self, Plan, SetState};
@@ -22,6 +22,7 @@ use crate::gates::subjects;
 use crate::host::provenance::{Provenance, default_threads};
 use crate::report::gates::{Counts, GateReport, GateRow, Parameters, SCHEMA, SetSummary};
 use crate::report::mutants::MutantReport;
+use crate::report::{gates_page, mutants_page};
 
 /// What was typed.
 #[derive(Debug, Args)]
@@ -46,6 +47,9 @@ pub struct GatesArgs {
     #[arg(long, value_name = "LETTER", default_values = ["a", "b", "c"],
         value_parser = ["a", "b", "c"], requires = "mutants")]
     family: Vec<String>,
+    /// Leave nothing out: every cell of the kill matrix
+    #[arg(long, requires = "mutants")]
+    exhaustive: bool,
     /// Epsilon of the two low-rank norms in MLA, on the subject's side
     #[arg(long, value_name = "X", default_value_t = MLA_NORM_EPS, value_parser = parse_epsilon)]
     mla_norm_eps: f64,
@@ -173,6 +177,10 @@ fn climb(args: &GatesArgs) -> Result<Exit, CommandError> {
         provenance: provenance(args, start),
     };
     output::deliver(&args.output, &report, &report.text())?;
+    let plots = || gates_page::plots(&report);
+    output::deliver_page(&args.output, plots, |plots| {
+        gates_page::page(&report, plots)
+    })?;
     Ok(exit)
 }
 
@@ -255,8 +263,12 @@ fn mutants(args: &GatesArgs) -> Result<Exit, CommandError> {
     });
     let bar = output::progress((controls.len() + mutants.len()) as u64, "mutants");
     let run = |subjects: &[Mutant]| {
-        let (epsilon, threads) = (args.mla_norm_eps, threads(args));
-        KillMatrix::run(&kernels, &tiny, subjects, epsilon, threads, &|| bar.inc(1))
+        let options = kill_matrix::Options {
+            mla_norm_eps: args.mla_norm_eps,
+            threads: threads(args),
+            every_cell: args.exhaustive,
+        };
+        KillMatrix::run(&kernels, &tiny, subjects, options, &|| bar.inc(1))
     };
     let (control_matrix, matrix) = (run(&controls), run(&mutants));
     bar.finish_and_clear();
@@ -267,5 +279,9 @@ fn mutants(args: &GatesArgs) -> Result<Exit, CommandError> {
     let provenance = provenance(args, start);
     let report = MutantReport::new(&tiny.name, &control_matrix, &matrix, &tables, provenance);
     output::deliver(&args.output, &report, &report.text())?;
+    let plots = || mutants_page::plots(&report);
+    output::deliver_page(&args.output, plots, |plots| {
+        mutants_page::page(&report, plots)
+    })?;
     Ok(report.exit())
 }

@@ -9,6 +9,7 @@ use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use crate::exit::Exit;
+use crate::report::svg::PlotError;
 
 /// The form of the report on stdout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -25,7 +26,7 @@ pub struct OutputArgs {
     /// Form of the report on stdout
     #[arg(long, value_enum, default_value_t = Format::Text)]
     pub format: Format,
-    /// Folder for report.json and report.txt
+    /// Folder for report.json, report.txt, the plots and report.html
     #[arg(long, value_name = "DIR")]
     pub out: Option<PathBuf>,
 }
@@ -123,6 +124,26 @@ pub fn deliver(
             .write_all(shown.as_bytes())
             .and_then(|()| stdout.flush()),
     )
+}
+
+/// Writes plots and page beside the reports that [`deliver`] wrote; nothing without `--out`.
+///
+/// # Errors
+///
+/// When a plot cannot be drawn or a file cannot be written.
+pub fn deliver_page(
+    args: &OutputArgs,
+    plots: impl FnOnce() -> Result<Vec<(String, String)>, PlotError>,
+    page: impl FnOnce(&[(String, String)]) -> String,
+) -> Result<(), CommandError> {
+    let Some(folder) = &args.out else {
+        return Ok(());
+    };
+    let drawn = plots().map_err(|error| CommandError::new(error, Exit::BadInput))?;
+    for (name, svg) in &drawn {
+        write_whole(&folder.join(format!("{name}.svg")), svg.as_bytes())?;
+    }
+    write_whole(&folder.join("report.html"), page(&drawn).as_bytes())
 }
 
 /// Refuses a folder that cannot be written before any long work.

@@ -178,9 +178,5 @@ fn deliver(args: &SimcacheArgs, report: &Report) -> Result<(), CommandError> {
     made.map_err(failed)?;
     output::write_whole(&folder.join("report.json"), encoded.as_bytes())?;
     output::write_whole(&folder.join("report.txt"), words.as_bytes())?;
-    let drawn = plots(report).map_err(|error| failed(error.into()))?;
-    for (name, svg) in &drawn {
-        output::write_whole(&folder.join(format!("{name}.svg")), svg.as_bytes())?;
-    }
-    output::write_whole(&folder.join("report.html"), page(report, &drawn).as_bytes())
+    output::deliver_page(&args.output, || plots(report), |drawn| page(report, drawn))
 }

@@ -3,6 +3,10 @@
 //! A mutant is a subject with one planted mistake. A gate that no mutant turns red does not count,
 //! a clause without a mutant is not covered, and a mutant that no gate sees is a survivor: each of
 //! these is a hole in the ladder, and the matrix is there to show it.
+//!
+//! The gates behind teacher forcing run the model many times over. A mutant that teacher forcing
+//! sees is not put to them unless every cell is asked for: neither its fate nor the first gate to
+//! see it can change.
 
 use std::collections::BTreeMap;
 
@@ -10,7 +14,7 @@ use super::context::Context;
 use super::evidence::EvidenceSet;
 use super::kernels::{KERNEL_GATES, KernelFixtures};
 use super::outcome::{Outcome, Verdict};
-use super::registry::ORACLE_GATES;
+use super::registry::{ORACLE_GATES, TEACHER_FORCING};
 use super::runner::{KERNELS, in_parallel, judge};
 use super::subject::SubjectSource;
 use crate::clauses::Clause;
@@ -97,6 +101,31 @@ impl Coverage {
     }
 }
 
+/// How the matrix is run.
+#[derive(Debug, Clone, Copy)]
+pub struct Options {
+    /// ε of MLA's two low-rank norms on the subjects' side.
+    pub mla_norm_eps: f64,
+    /// Worker threads, at least 1.
+    pub threads: usize,
+    /// Put mutants that teacher forcing sees to the gates behind it as well.
+    pub every_cell: bool,
+}
+
+/// Outcomes of the oracle gates, in their order.
+fn on_set(context: &Context<'_>, every_cell: bool) -> Vec<Outcome> {
+    let mut seen_by_teacher_forcing = false;
+    let outcome = |gate| {
+        if seen_by_teacher_forcing && !every_cell {
+            return Outcome::new(Verdict::NotSelected, "teacher forcing has seen it");
+        }
+        let outcome = caught(|| judge(gate, context));
+        seen_by_teacher_forcing |= gate.id == TEACHER_FORCING && outcome.verdict == Verdict::Fail;
+        outcome
+    };
+    ORACLE_GATES.iter().map(outcome).collect()
+}
+
 /// A mutant that stumbles over its own mistake has been seen: a panic is a red gate.
 fn caught(run: impl FnOnce() -> Outcome) -> Outcome {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(run))
@@ -104,15 +133,14 @@ fn caught(run: impl FnOnce() -> Outcome) -> Outcome {
 }
 
 impl KillMatrix {
-    /// Runs every mutant through every gate on the kernel fixtures and on `set`; `tick` is called
+    /// Runs the mutants through the gates on the kernel fixtures and on `set`; `tick` is called
     /// after each.
     #[must_use]
     pub fn run(
         kernels: &KernelFixtures,
         set: &EvidenceSet,
         mutants: &[Mutant],
-        mla_norm_eps: f64,
-        threads: usize,
+        options: Options,
         tick: &(dyn Fn() + Sync),
     ) -> Self {
         let gates: Vec<String> = KERNEL_GATES
@@ -124,16 +152,14 @@ impl KillMatrix {
                     .map(|gate| format!("{}/{}", set.name, gate.id)),
             )
             .collect();
-        let rows = in_parallel(threads, mutants.len(), |index| {
+        let rows = in_parallel(options.threads, mutants.len(), |index| {
             let mutant = &mutants[index];
-            let context = Context::new(set, mutant.source.as_ref(), mla_norm_eps);
+            let context = Context::new(set, mutant.source.as_ref(), options.mla_norm_eps);
             let on_kernels = KERNEL_GATES
                 .iter()
                 .map(|gate| caught(|| kernels.judge(gate, mutant.source.as_ref())));
-            let on_set = ORACLE_GATES
-                .iter()
-                .map(|gate| caught(|| judge(gate, &context)));
-            let outcomes: Vec<_> = on_kernels.chain(on_set).collect();
+            let mut outcomes: Vec<_> = on_kernels.collect();
+            outcomes.extend(on_set(&context, options.every_cell));
             tick();
             let first_red = outcomes
                 .iter()

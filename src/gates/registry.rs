@@ -45,6 +45,9 @@ fn has_padded_log_decay(set: &EvidenceSet) -> bool {
     set.config.kda_num_heads < set.config.kda_head_dim
 }
 
+/// The gate on all logits of the full ids.
+pub const TEACHER_FORCING: &str = "teacher-forcing";
+
 /// The oracle gates, run on every evidence set.
 pub const ORACLE_GATES: [Gate; 11] = [
     Gate {
@@ -103,7 +106,7 @@ pub const ORACLE_GATES: [Gate; 11] = [
         check: stages::against_answers,
     },
     Gate {
-        id: "teacher-forcing",
+        id: TEACHER_FORCING,
         what: "argmax and every logit are right at all positions of the full ids",
         inputs: "full_ids, logits.f64",
         budget: "the set's tolerance for the subject's precision",

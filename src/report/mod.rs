@@ -2,8 +2,10 @@
 //! it.
 
 pub mod gates;
+pub mod gates_page;
 pub mod html;
 pub mod json;
 pub mod mutants;
+pub mod mutants_page;
 pub mod svg;
 pub mod synth;

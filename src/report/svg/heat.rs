@@ -28,6 +28,7 @@ pub struct HeatMap {
     pub range: (f64, f64),
 }
 
+/// Least room for the names of the rows; longer names take more.
 const LEFT: i32 = 72;
 const TOP: i32 = 66;
 const RIGHT: i32 = WIDTH - 120;
@@ -60,16 +61,22 @@ fn viridis(along: f64) -> Rgb {
 
 /// Draws a heat map.
 pub fn heat_map(map: &HeatMap) -> Result<String, PlotError> {
-    draw_svg(&map.title, BOTTOM + 56, |canvas| {
+    let frame = Frame::of(map);
+    let left_end = frame.left;
+    draw_svg(&map.title, BOTTOM + 56 + frame.names_below, |canvas| {
         canvas.headline(&map.title, &map.subtitle);
         canvas.filled(
-            (LEFT * FINE, TOP * FINE),
+            (left_end * FINE, TOP * FINE),
             (RIGHT * FINE, BOTTOM * FINE),
             GRID,
         );
         let (rows, columns) = (map.rows.len(), map.columns.len());
         if rows == 0 || columns == 0 {
-            canvas.text("no data", ((LEFT + RIGHT) / 2, (TOP + BOTTOM) / 2), LABEL);
+            canvas.text(
+                "no data",
+                ((left_end + RIGHT) / 2, (TOP + BOTTOM) / 2),
+                LABEL,
+            );
         }
         let edge = |index: usize, count: usize, from: i32, to: i32| {
             let span = i64::from((to - from) * FINE);
@@ -89,53 +96,91 @@ pub fn heat_map(map: &HeatMap) -> Result<String, PlotError> {
                 let Some(value) = value.filter(|value| value.is_finite()) else {
                     continue;
                 };
-                let left = edge(column, columns, LEFT, RIGHT);
-                let right = edge(column + 1, columns, LEFT, RIGHT);
+                let left = edge(column, columns, left_end, RIGHT);
+                let right = edge(column + 1, columns, left_end, RIGHT);
                 let colour = viridis((value - map.range.0) / width);
                 // One drawn pixel over the next cell, which is drawn later: no seams.
                 canvas.filled((left, top), (right + 1, bottom + 1), colour);
             }
         }
-        names(canvas, map);
+        names(canvas, map, &frame);
         scale(canvas, map);
     })
 }
 
+/// Where the map begins, and how its columns are named.
+struct Frame {
+    /// Left end of the map.
+    left: i32,
+    /// Room under the map for names that stand upright; 0 when they lie.
+    names_below: i32,
+    /// Every how many columns one is named.
+    every: usize,
+}
+
+/// Room that a line of text needs.
+const LINE: i32 = 16;
+
+/// Every how many of `count` names there is room for one.
+fn every(count: usize, room: i32, need: i32) -> usize {
+    (count as i32 * need + room - 1).div_euclid(room).max(1) as usize
+}
+
+fn widest(names: &[String]) -> i32 {
+    let widths = names.iter().map(|name| text_width(name, TEXT_SIZE));
+    widths.max().unwrap_or(0)
+}
+
+impl Frame {
+    /// Names of columns stand upright where they would have to be left out lying down.
+    fn of(map: &HeatMap) -> Frame {
+        let left = LEFT.max(widest(&map.rows) + 42);
+        let (count, width) = (map.columns.len(), widest(&map.columns));
+        let lying = every(count, RIGHT - left, width + 10);
+        if lying > 1 && every(count, RIGHT - left, LINE) == 1 {
+            return Frame {
+                left,
+                names_below: width,
+                every: 1,
+            };
+        }
+        Frame {
+            left,
+            names_below: 0,
+            every: lying,
+        }
+    }
+}
+
 /// Names of rows and columns, as many as there is room for, and the axis labels.
-fn names(canvas: &mut Canvas<'_>, map: &HeatMap) {
+fn names(canvas: &mut Canvas<'_>, map: &HeatMap, frame: &Frame) {
     let middle = |index: usize, count: usize, from: i32, to: i32| {
         from + ((2 * index as i32 + 1) * (to - from)) / (2 * count.max(1) as i32)
     };
-    let every = |count: usize, room: i32, need: i32| {
-        (count as i32 * need + room - 1).div_euclid(room).max(1) as usize
-    };
-    let tallest = every(map.rows.len(), MAP_HEIGHT, 16);
+    let tallest = every(map.rows.len(), MAP_HEIGHT, LINE);
     for (index, name) in map.rows.iter().enumerate().step_by(tallest) {
         let look = Look {
             anchor: Anchor::End,
             ..LABEL
         };
-        canvas.text(
-            name,
-            (LEFT - 8, middle(index, map.rows.len(), TOP, BOTTOM)),
-            look,
-        );
+        let at = middle(index, map.rows.len(), TOP, BOTTOM);
+        canvas.text(name, (frame.left - 8, at), look);
     }
-    let widest = map
-        .columns
-        .iter()
-        .map(|name| text_width(name, TEXT_SIZE) + 10)
-        .max();
-    let widest = every(map.columns.len(), RIGHT - LEFT, widest.unwrap_or(1));
-    for (index, name) in map.columns.iter().enumerate().step_by(widest) {
-        let at = middle(index, map.columns.len(), LEFT, RIGHT);
-        canvas.text(name, (at, BOTTOM + 14), LABEL);
-    }
-    canvas.text(&map.x_label, ((LEFT + RIGHT) / 2, BOTTOM + 38), LABEL);
     let upright = Look {
         upright: true,
         ..LABEL
     };
+    for (index, name) in map.columns.iter().enumerate().step_by(frame.every) {
+        let at = middle(index, map.columns.len(), frame.left, RIGHT);
+        if frame.names_below > 0 {
+            let centre = BOTTOM + 8 + text_width(name, TEXT_SIZE) / 2;
+            canvas.text(name, (at, centre), upright);
+        } else {
+            canvas.text(name, (at, BOTTOM + 14), LABEL);
+        }
+    }
+    let below = BOTTOM + 38 + frame.names_below;
+    canvas.text(&map.x_label, ((frame.left + RIGHT) / 2, below), LABEL);
     canvas.text(&map.y_label, (18, (TOP + BOTTOM) / 2), upright);
 }
 
