@@ -1,7 +1,12 @@
 //! The command line: one file per subcommand. What was typed becomes a checked plan, the plan is
 //! run, the result is reported; below this module nothing is unvalidated.
 
+mod basis;
+mod compare;
+mod dump;
 mod gates;
+mod logits;
+mod model_args;
 mod output;
 mod simcache;
 
@@ -30,6 +35,12 @@ enum Command {
     Gates(gates::GatesArgs),
     /// Study the expert cache offline: hit rates at every capacity, bytes and seconds per token
     Simcache(Box<simcache::SimcacheArgs>),
+    /// Compare two logit files of any engine
+    Logits(logits::LogitsArgs),
+    /// Compare two dumps of named tensors of any engine, in execution order
+    Compare(compare::CompareArgs),
+    /// Write the stage tensors of one pass
+    Dump(dump::DumpArgs),
     /// Print shell completions
     Completions {
         /// The shell
@@ -44,6 +55,9 @@ pub fn main() -> Exit {
     let result = match &cli.command {
         Command::Gates(args) => gates::run(args),
         Command::Simcache(args) => simcache::run(args),
+        Command::Logits(args) => logits::run(args),
+        Command::Compare(args) => compare::run(args),
+        Command::Dump(args) => dump::run(args),
         Command::Completions { shell } => completions(*shell),
     };
     match result {

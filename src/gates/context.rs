@@ -120,7 +120,7 @@ impl<'a> Context<'a> {
     pub fn logits_tolerance(&self) -> f64 {
         match self.source.precision() {
             Precision::F64 => self.set.f64_tolerance,
-            Precision::F32 => self.set.f32_tolerance,
+            _ => self.set.f32_tolerance,
         }
     }
 }

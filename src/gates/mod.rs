@@ -11,6 +11,7 @@ pub mod glob;
 pub mod kernel_bounds;
 pub mod kernels;
 pub mod kill_matrix;
+pub mod noise_floor;
 pub mod outcome;
 pub mod registry;
 pub mod runner;

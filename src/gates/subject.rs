@@ -9,29 +9,10 @@ use std::path::Path;
 
 use thiserror::Error;
 
+pub use crate::compare::Precision;
 use crate::config::RawConfig;
 use crate::gates::kernels::Tensors;
 use crate::stages::StageSink;
-
-/// The precision in which a subject keeps its activations.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Precision {
-    /// IEEE double.
-    F64,
-    /// IEEE single.
-    F32,
-}
-
-impl Precision {
-    /// Name in reports.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::F64 => "f64",
-            Self::F32 => "f32",
-        }
-    }
-}
 
 /// Why a subject could not be opened or run, in one line.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
