@@ -5,6 +5,7 @@
 //! basis that assumes nothing. A file stored in F64 on the expected side is an exact side: the
 //! precision is then the one in which the subject's file is stored.
 
+use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use clap::Args;
@@ -14,7 +15,7 @@ use crate::compare::{Budget, Precision};
 use crate::config::{MLA_NORM_EPS, RawConfig};
 use crate::exit::Exit;
 use crate::gates::evidence::DEFAULT_F64_TOLERANCE;
-use crate::gates::noise_floor::{FACTOR, NoiseFloor};
+use crate::gates::noise_floor::{FACTOR, NoiseFloor, ShippedFloors, carried_floors};
 use crate::stages::{Stage, StageKey};
 
 /// The options.
@@ -27,8 +28,8 @@ pub struct BasisArgs {
     #[arg(long, value_name = "P", value_enum)]
     pub precision: Option<Precision>,
     /// Measure the noise floor on this checkpoint, with the ids that the files name, rather than
-    /// assume that of the mild twin that ships
-    #[arg(long, value_name = "DIR", requires = "precision")]
+    /// assume that of the sets that ship
+    #[arg(long, value_name = "DIR")]
     pub model: Option<PathBuf>,
 }
 
@@ -49,20 +50,35 @@ pub enum Basis {
     Absolute(f64),
     /// Both sides are f64: the tolerance of an f64 evaluation, relative to the largest value.
     Double,
-    /// [`FACTOR`] times a floor.
-    Floor {
+    /// [`FACTOR`] times the floor measured on the model itself.
+    Measured {
         /// The floor.
         floor: Box<NoiseFloor>,
-        /// Measured on another model, so relative and an assumption.
-        assumed: bool,
+        /// Where the precision comes from.
+        because: &'static str,
+    },
+    /// [`FACTOR`] times the floor that the exact dump carries in its header.
+    Carried {
+        /// The precision.
+        precision: Precision,
+        /// Floors by tensor.
+        floors: BTreeMap<String, f64>,
+        /// Where the precision comes from.
+        because: &'static str,
+    },
+    /// [`FACTOR`] times the floor of the sets that ship, relative to each tensor's largest value.
+    Assumed {
+        /// The floors.
+        floors: ShippedFloors,
         /// Where the precision comes from.
         because: &'static str,
     },
 }
 
 impl BasisArgs {
-    /// Decides. `exact` says whether the expected side is stored in f64, `stored` how the
-    /// subject's is, `ids` what the files were made from.
+    /// Decides. `exact` says whether the expected side is stored in f64, `header` is what that
+    /// side's file says of itself, `stored` is how the subject's values are stored, `ids` what the
+    /// files were made from.
     ///
     /// # Errors
     ///
@@ -70,6 +86,7 @@ impl BasisArgs {
     pub fn decide(
         &self,
         exact: bool,
+        header: &BTreeMap<String, String>,
         stored: Precision,
         ids: Option<&[u32]>,
     ) -> Result<Basis, CommandError> {
@@ -82,22 +99,20 @@ impl BasisArgs {
             (None, true) => (stored, "as the subject's file is stored"),
             (None, false) => return Ok(Basis::Bits),
         };
-        let floor = match &self.model {
-            Some(folder) => measure(folder, ids, precision)?,
-            None => NoiseFloor::of_the_mild_twin(precision)
-                .map_err(|reason| CommandError::new(anyhow::anyhow!(reason), Exit::BadInput))?,
-        };
-        if let Some(decision) = &floor.flipped {
-            let name = precision.name();
-            let error = anyhow::anyhow!("rounding to {name} alone changes {decision}");
-            let hint = format!("these ids on this model cannot judge {name}; --budget can");
-            return Err(CommandError::new(error, Exit::Incomplete).hint(hint));
+        if let Some(folder) = &self.model {
+            let floor = Box::new(measure(folder, ids, precision)?);
+            return Ok(Basis::Measured { floor, because });
         }
-        Ok(Basis::Floor {
-            floor: Box::new(floor),
-            assumed: self.model.is_none(),
-            because,
-        })
+        if let Some(floors) = carried_floors(header, precision).filter(|_| exact) {
+            return Ok(Basis::Carried {
+                precision,
+                floors,
+                because,
+            });
+        }
+        let floors = ShippedFloors::measure(precision)
+            .map_err(|reason| CommandError::new(anyhow::anyhow!(reason), Exit::BadInput))?;
+        Ok(Basis::Assumed { floors, because })
     }
 }
 
@@ -108,13 +123,22 @@ fn measure(
 ) -> Result<NoiseFloor, CommandError> {
     let Some(ids) = ids else {
         let error = anyhow::anyhow!("no file says which ids it was made from");
-        let hint = "without --model the floor of the mild twin that ships is assumed";
+        let hint = "without --model the noise floor of the sets that ship is assumed";
         return Err(CommandError::new(error, Exit::BadInput).hint(hint));
     };
     let config = RawConfig::read(&folder.join("config.json"))
         .map_err(|error| CommandError::new(error, Exit::BadInput))?;
-    NoiseFloor::measure(folder, &config, MLA_NORM_EPS, ids, precision)
-        .map_err(|error| CommandError::new(error, Exit::BadInput))
+    let floor = NoiseFloor::measure(folder, &config, MLA_NORM_EPS, ids, precision)
+        .map_err(|error| CommandError::new(error, Exit::BadInput))?;
+    match &floor.flipped {
+        None => Ok(floor),
+        Some(decision) => {
+            let name = precision.name();
+            let error = anyhow::anyhow!("rounding to {name} alone changes {decision}");
+            let hint = format!("these ids on this model cannot judge {name}; --budget can");
+            Err(CommandError::new(error, Exit::Incomplete).hint(hint))
+        }
+    }
 }
 
 impl Basis {
@@ -122,23 +146,24 @@ impl Basis {
     #[must_use]
     pub fn budget(&self, name: &str, expected: &[f64]) -> Budget {
         let largest = || expected.iter().map(|value| value.abs()).fold(0.0, f64::max);
+        let key = StageKey::parse(name);
         match self {
             Self::Bits => Budget::Bits,
             Self::Absolute(budget) => Budget::Absolute(*budget),
             Self::Double => Budget::Absolute(DEFAULT_F64_TOLERANCE * largest()),
-            Self::Floor { floor, assumed, .. } => {
-                let key = StageKey::parse(name);
-                let measured = key
-                    .and_then(|key| floor.stages.get(&key))
-                    .filter(|_| !assumed);
-                let absolute = measured.map_or_else(
-                    || {
-                        let relative = key.and_then(|key| floor.relative(key.stage));
-                        relative.unwrap_or_else(|| floor.largest_relative()) * largest()
-                    },
-                    |measured| measured.max_abs,
-                );
-                Budget::Absolute(FACTOR * absolute)
+            Self::Measured { floor, .. } => {
+                let own = key.and_then(|key| floor.stages.get(&key));
+                let foreign = || floor.largest_relative() * largest();
+                Budget::Absolute(FACTOR * own.map_or_else(foreign, |own| own.max_abs))
+            }
+            // A tensor that the exact side has no floor for is not its own: nothing is allowed.
+            Self::Carried { floors, .. } => {
+                Budget::Absolute(FACTOR * floors.get(name).copied().unwrap_or(0.0))
+            }
+            Self::Assumed { floors, .. } => {
+                let own = key.and_then(|key| floors.relative(key.stage));
+                let relative = own.unwrap_or_else(|| floors.largest_relative());
+                Budget::Absolute(FACTOR * relative * largest())
             }
         }
     }
@@ -154,38 +179,39 @@ impl Basis {
             Self::Double => format!(
                 "{DEFAULT_F64_TOLERANCE:e} of each tensor's largest value: both sides are f64"
             ),
-            Self::Floor {
-                floor,
-                assumed,
+            Self::Measured { floor, because } => format!(
+                "{FACTOR} x the noise floor of {} ({because}), measured on this model with these \
+                 {} ids ({:.3e} of the largest logit)",
+                floor.precision.name(),
+                floor.tokens,
+                floor.relative(Stage::Logits).unwrap_or(0.0)
+            ),
+            Self::Carried {
+                precision,
+                floors,
                 because,
-            } => {
-                let name = floor.precision.name();
-                let logits = floor.relative(Stage::Logits).unwrap_or(0.0);
-                if *assumed {
-                    format!(
-                        "{FACTOR} x the noise floor of {name} ({because}), ASSUMED to be that of \
-                         the mild twin relative to each tensor's largest value ({logits:.3e} for \
-                         logits, {} ids)",
-                        floor.tokens
-                    )
-                } else {
-                    format!(
-                        "{FACTOR} x the noise floor of {name} ({because}), measured on this model \
-                         with these {} ids ({logits:.3e} of the largest logit)",
-                        floor.tokens
-                    )
-                }
+            } => format!(
+                "{FACTOR} x the noise floor of {} ({because}), measured when the exact side was \
+                 made ({:.3e} on the logits)",
+                precision.name(),
+                floors.get("logits").copied().unwrap_or(0.0)
+            ),
+            Self::Assumed { floors, because } => {
+                let names: Vec<&str> = floors.sets.iter().map(|(name, _)| name.as_str()).collect();
+                format!(
+                    "{FACTOR} x the noise floor of {} ({because}), ASSUMED to be that of the \
+                     shipped {} relative to each tensor's largest value ({:.3e} for logits)",
+                    floors.precision.name(),
+                    names.join(" and "),
+                    floors.relative(Stage::Logits).unwrap_or(0.0)
+                )
             }
         }
     }
 
-    /// Whether the budget is an assumption rather than derived from an exact side.
+    /// Whether the budget is an assumption rather than derived.
     #[must_use]
     pub fn assumed(&self) -> bool {
-        match self {
-            Self::Bits | Self::Double => false,
-            Self::Absolute(_) => true,
-            Self::Floor { assumed, .. } => *assumed,
-        }
+        matches!(self, Self::Absolute(_) | Self::Assumed { .. })
     }
 }

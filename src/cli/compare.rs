@@ -76,6 +76,14 @@ pub fn run(args: &CompareArgs) -> Result<Exit, CommandError> {
     let exact = args.f64.as_deref().map(open).transpose()?;
     let mut named = vec![(&args.a, &a), (&args.b, &b)];
     named.extend(args.f64.as_ref().zip(exact.as_ref()));
+    if let (Some(path), Some(exact)) = (&args.f64, &exact)
+        && stored(exact) != Precision::F64
+    {
+        let got = stored(exact).name();
+        let error = anyhow::anyhow!("{}: --f64: expected F64 tensors, got {got}", path.display());
+        let hint = "`dump --by reference` writes an exact dump";
+        return Err(CommandError::new(error, Exit::BadInput).hint(hint));
+    }
     let ids = same_ids(&named)?;
     let pairs = match &exact {
         None => vec![pair(args, "A against B", true, (&a, &b), ids.as_deref())?],
@@ -147,7 +155,8 @@ fn pair(
 ) -> Result<Pair, CommandError> {
     let exact = stored(expected) == Precision::F64;
     let basis = if decides {
-        args.basis.decide(exact, stored(got), ids)?
+        args.basis
+            .decide(exact, &expected.metadata, stored(got), ids)?
     } else {
         Basis::Bits
     };
@@ -159,7 +168,11 @@ fn pair(
     Ok(Pair {
         name,
         decides,
-        basis: basis.describe(),
+        basis: if decides {
+            basis.describe()
+        } else {
+            "equal bits, for the reader; it decides nothing".to_owned()
+        },
         basis_assumed: basis.assumed(),
         first_divergence: first.map(|(_, tensor)| tensor.name.clone()),
         comparison,

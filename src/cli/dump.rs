@@ -10,18 +10,21 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use super::model_args::{
-    Ids, check_ids, epsilon_line, model_and_out, parse_epsilon, parse_ids, read_config, usage,
+    Ids, check_ids, check_target, epsilon_line, model_and_out, parse_epsilon, parse_ids,
+    read_config,
 };
 use super::output::{self, CommandError, OutputArgs};
 use crate::checkpoint::Checkpoint;
+use crate::compare::Precision;
 use crate::config::{MLA_NORM_EPS, RawConfig};
 use crate::exit::Exit;
 use crate::gates::glob::Glob;
+use crate::gates::noise_floor::NoiseFloor;
 use crate::host::provenance::{Provenance, default_threads};
 use crate::kernels::path::KernelPath;
 use crate::model::{Contract, Engine, EngineOptions, EngineSequence};
 use crate::reference;
-use crate::stages::{Stage, StageDump, StageKey, StageSink};
+use crate::stages::{Stage, StageDump, StageKey, StageSink, StageValues};
 use crate::tensor_file::encode_stages;
 
 /// What was typed.
@@ -42,6 +45,9 @@ pub struct DumpArgs {
     /// Only the stages whose names fit; * and ? are wild
     #[arg(long, value_name = "GLOB")]
     stages: Option<String>,
+    /// Leave out the noise floors of f32, f16 and bf16 that the reference writes into the header
+    #[arg(long)]
+    no_noise_floor: bool,
     /// Epsilon of the two low-rank norms in MLA
     #[arg(long, value_name = "X", default_value_t = MLA_NORM_EPS, value_parser = parse_epsilon)]
     mla_norm_eps: f64,
@@ -127,10 +133,7 @@ impl StageSink for Selected {
 pub fn run(args: &DumpArgs) -> Result<Exit, CommandError> {
     let start = Instant::now();
     let (model, out) = model_and_out(&args.paths, args.model.as_deref())?;
-    if out.is_dir() {
-        let message = format!("{}: expected a file to write, got a folder", out.display());
-        return Err(usage(message, "OUT is a safetensors file"));
-    }
+    check_target(&out)?;
     output::check_writable(&args.output)?;
     let config = read_config(&model)?;
     check_ids(&args.ids.0, &config)?;
@@ -139,9 +142,10 @@ pub fn run(args: &DumpArgs) -> Result<Exit, CommandError> {
         dump: StageDump::default(),
         largest: BTreeMap::new(),
     };
+    let mut header = header(args);
     match args.by {
         By::Engine => by_engine(args, &model, &config, &mut sink)?,
-        By::Reference => by_reference(args, &model, &config, &mut sink)?,
+        By::Reference => header.extend(by_reference(args, &model, &config, &mut sink)?),
     }
     if sink.dump.tensors.is_empty() {
         let pattern = args.stages.as_deref().unwrap_or("*");
@@ -149,13 +153,8 @@ pub fn run(args: &DumpArgs) -> Result<Exit, CommandError> {
         let hint = "stages are named like layers.3.kda.q, layers.3.out, logits";
         return Err(CommandError::new(error, Exit::Incomplete).hint(hint));
     }
-    let bytes = encode_stages(
-        &sink.dump,
-        &args.ids.0,
-        args.by == By::Engine,
-        &header(args),
-    )
-    .map_err(|error| CommandError::new(error, Exit::BadInput))?;
+    let bytes = encode_stages(&sink.dump, &args.ids.0, args.by == By::Engine, &header)
+        .map_err(|error| CommandError::new(error, Exit::BadInput))?;
     output::write_whole(&out, &bytes)?;
     let report = DumpReport {
         schema: "k3-verify/dump/1",
@@ -215,19 +214,35 @@ fn by_engine(
         .map_err(|error| CommandError::new(error, Exit::Disagrees))
 }
 
+/// The plain pass, then one per precision for the noise floors that the header carries.
 fn by_reference(
     args: &DumpArgs,
     model: &Path,
     config: &RawConfig,
     sink: &mut Selected,
-) -> Result<(), CommandError> {
+) -> Result<BTreeMap<String, String>, CommandError> {
     let refused = |error| CommandError::new(anyhow::Error::from(error), Exit::BadInput);
-    let model = reference::Model::open(model, config, args.mla_norm_eps).map_err(refused)?;
-    model
-        .sequence()
-        .feed(&args.ids.0, sink)
-        .map(|_| ())
-        .map_err(refused)
+    let (ids, eps) = (&args.ids.0, args.mla_norm_eps);
+    let opened = reference::Model::open(model, config, eps).map_err(refused)?;
+    let mut plain = StageDump::default();
+    opened.sequence().feed(ids, &mut plain).map_err(refused)?;
+    drop(opened);
+    let mut floors = BTreeMap::new();
+    if !args.no_noise_floor {
+        for precision in [Precision::F32, Precision::F16, Precision::Bf16] {
+            let mut floor = NoiseFloor::measure_from(&plain, model, config, eps, ids, precision)
+                .map_err(refused)?;
+            floor.stages.retain(|key, _| sink.keeps(*key));
+            floors.extend(floor.header_entry());
+        }
+    }
+    for (key, tensor) in &plain.tensors {
+        match &tensor.values {
+            StageValues::Real(values) => sink.put(*key, &tensor.shape, values),
+            StageValues::Ids(ids) => sink.put_ids(*key, &tensor.shape, ids),
+        }
+    }
+    Ok(floors)
 }
 
 fn text(report: &DumpReport, out: &Path) -> String {

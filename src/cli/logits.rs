@@ -101,7 +101,7 @@ pub fn run(args: &LogitsArgs) -> Result<Exit, CommandError> {
     }
     let exact = b.stored == Precision::F64;
     let ids = a.prompt_ids.as_deref().or(b.prompt_ids.as_deref());
-    let basis = args.basis.decide(exact, a.stored, ids)?;
+    let basis = args.basis.decide(exact, &b.header, a.stored, ids)?;
     let budget = basis.budget("logits", &b.values);
     let comparison = compare_logits(&a.values, &b.values, vocabulary, &budget);
     let exit = if comparison.passed {

@@ -96,6 +96,26 @@ pub fn check_ids(ids: &[u32], config: &RawConfig) -> Result<(), CommandError> {
     }
 }
 
+/// Refuses a file that cannot be written before any long work.
+///
+/// # Errors
+///
+/// The folder it would lie in is missing or not writable, or it is a folder itself.
+pub fn check_target(out: &Path) -> Result<(), CommandError> {
+    if out.is_dir() {
+        let message = format!("{}: expected a file to write, got a folder", out.display());
+        return Err(usage(message, "name the file itself"));
+    }
+    let folder = match out.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    tempfile::tempfile_in(folder).map(|_| ()).map_err(|error| {
+        let error = anyhow::anyhow!("{}: cannot write: {error}", out.display());
+        CommandError::new(error, Exit::BadInput).hint("its folder must be there and writable")
+    })
+}
+
 /// How a report states the epsilon of the MLA low-rank norms.
 pub fn epsilon_line(eps: f64) -> String {
     let note = if eps == MLA_NORM_EPS {

@@ -3,6 +3,7 @@
 //! The form is told by the content, not by the name: a sound safetensors prefix, else a JSON
 //! object, else raw little-endian f32. A raw file says nothing about its ids or its vocabulary.
 
+use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 
 use serde_json::Value;
@@ -79,6 +80,8 @@ pub struct LogitFile {
     pub prompt_ids: Option<Vec<u32>>,
     /// The ids generated, where the file says.
     pub generated_ids: Option<Vec<u32>>,
+    /// Texts of a safetensors header.
+    pub header: BTreeMap<String, String>,
 }
 
 impl LogitFile {
@@ -120,6 +123,7 @@ impl LogitFile {
             vocabulary: None,
             prompt_ids: None,
             generated_ids: None,
+            header: BTreeMap::new(),
         }
     }
 
@@ -249,12 +253,13 @@ fn from_safetensors(path: &Path, bytes: &[u8]) -> Result<LogitFile, LogitFileErr
         logits.prompt_ids = logits.prompt_ids.or_else(|| id_text(key));
     }
     logits.generated_ids = id_tensor("generated_ids").or_else(|| id_text("generated_ids"));
+    logits.header = file.metadata.clone();
     Ok(logits)
 }
 
 fn pick_logits<'a>(
     path: &Path,
-    tensors: &'a std::collections::BTreeMap<String, TensorValues>,
+    tensors: &'a BTreeMap<String, TensorValues>,
 ) -> Result<(&'a str, &'a TensorValues), LogitFileError> {
     for exact in ["logits", "logits.f64"] {
         if let Some((name, tensor)) = tensors.get_key_value(exact) {

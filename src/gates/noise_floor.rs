@@ -9,10 +9,10 @@ use std::collections::BTreeMap;
 use std::path::Path;
 
 use super::fixtures::{FixtureError, Fixtures};
-use super::runner::{SetState, shipped_sets};
+use super::runner::{SetState, in_parallel, shipped_sets};
 use super::subject::argmax;
 use crate::compare::Precision;
-use crate::config::RawConfig;
+use crate::config::{MLA_NORM_EPS, RawConfig};
 use crate::reference::rounding::{RoundedStages, rounded_formulas};
 use crate::reference::{Model, ReferenceError};
 use crate::stages::{Stage, StageDump, StageKey, StageTensor, StageValues};
@@ -72,12 +72,28 @@ impl NoiseFloor {
         let model = Model::open(folder, config, mla_norm_eps)?;
         model.sequence().feed(ids, &mut plain)?;
         drop(model);
+        Self::measure_from(&plain, folder, config, mla_norm_eps, ids, precision)
+    }
+
+    /// [`NoiseFloor::measure`] where the plain run's stages are at hand, all of them.
+    ///
+    /// # Errors
+    ///
+    /// As there.
+    pub fn measure_from(
+        plain: &StageDump,
+        folder: &Path,
+        config: &RawConfig,
+        mla_norm_eps: f64,
+        ids: &[u32],
+        precision: Precision,
+    ) -> Result<Self, ReferenceError> {
         let mut rounded = StageDump::default();
         let formulas = rounded_formulas(precision);
         let model = Model::open_with(folder, config, mla_norm_eps, &formulas)?;
         let hook = RoundedStages(precision);
         model.sequence_with(&hook).feed(ids, &mut rounded)?;
-        Ok(Self::between(&plain, &rounded, precision, ids.len()))
+        Ok(Self::between(plain, &rounded, precision, ids.len()))
     }
 
     fn between(
@@ -119,25 +135,20 @@ impl NoiseFloor {
         }
     }
 
-    /// The floor of the mild twin that ships, on its full ids: what is taken for the floor of a
-    /// model that is not at hand.
-    ///
-    /// # Errors
-    ///
-    /// In words: fixtures that cannot be unpacked, a checkpoint that cannot be read.
-    pub fn of_the_mild_twin(precision: Precision) -> Result<Self, String> {
-        let fixtures = Fixtures::embedded().map_err(|error: FixtureError| error.to_string())?;
-        let sets = shipped_sets(&fixtures);
-        match sets.into_iter().find(|set| set.name() == "mild") {
-            Some(SetState::Ready(set)) => {
-                let eps = crate::config::MLA_NORM_EPS;
-                let ids = &set.full.ids;
-                Self::measure(&set.model_dir, &set.config, eps, ids, precision)
-                    .map_err(|error| error.to_string())
-            }
-            Some(SetState::NotRun { reason, .. }) => Err(reason),
-            None => Err("the mild twin does not ship".to_owned()),
+    /// The entry of a dump's header that carries the floors: key and JSON text. `None` where a
+    /// decision flips, since no budget follows then.
+    #[must_use]
+    pub fn header_entry(&self) -> Option<(String, String)> {
+        if self.flipped.is_some() {
+            return None;
         }
+        let floors: BTreeMap<String, f64> = self
+            .stages
+            .iter()
+            .map(|(key, floor)| (key.to_string(), floor.max_abs))
+            .collect();
+        let text = serde_json::to_string(&floors).ok()?;
+        Some((header_key(self.precision), text))
     }
 
     /// The largest relative floor of a stage over all layers; `None` for ids.
@@ -152,6 +163,83 @@ impl NoiseFloor {
     pub fn largest_relative(&self) -> f64 {
         let floors = self.stages.values();
         floors.map(|floor| floor.relative()).fold(0.0, f64::max)
+    }
+}
+
+fn header_key(precision: Precision) -> String {
+    format!("noise_floor.{}", precision.name())
+}
+
+/// The floors that a dump's header carries for a precision, by tensor; `None` without such an
+/// entry, or with one that is not a table of finite numbers from 0 up.
+#[must_use]
+pub fn carried_floors(
+    header: &BTreeMap<String, String>,
+    precision: Precision,
+) -> Option<BTreeMap<String, f64>> {
+    let text = header.get(&header_key(precision))?;
+    let floors: BTreeMap<String, f64> = serde_json::from_str(text).ok()?;
+    let sound = floors
+        .values()
+        .all(|floor| floor.is_finite() && *floor >= 0.0);
+    sound.then_some(floors)
+}
+
+/// The floors of the sets that ship: what is assumed for a model that is not at hand.
+#[derive(Debug, Clone, PartialEq)]
+pub struct ShippedFloors {
+    /// What activations were rounded to.
+    pub precision: Precision,
+    /// Name and floor of every set on which rounding changes no decision.
+    pub sets: Vec<(String, NoiseFloor)>,
+}
+
+impl ShippedFloors {
+    /// Measures them on the sets' full ids.
+    ///
+    /// # Errors
+    ///
+    /// In words: fixtures that cannot be unpacked, a checkpoint that cannot be read.
+    pub fn measure(precision: Precision) -> Result<Self, String> {
+        let fixtures = Fixtures::embedded().map_err(|error: FixtureError| error.to_string())?;
+        let shipped = shipped_sets(&fixtures);
+        let floors = in_parallel(shipped.len(), shipped.len(), |index| {
+            match &shipped[index] {
+                SetState::Ready(set) => {
+                    let ids = &set.full.ids;
+                    NoiseFloor::measure(&set.model_dir, &set.config, MLA_NORM_EPS, ids, precision)
+                        .map_err(|error| error.to_string())
+                        .map(|floor| (set.name.clone(), floor))
+                }
+                SetState::NotRun { reason, .. } => Err(reason.clone()),
+            }
+        });
+        let mut sets = floors.into_iter().collect::<Result<Vec<_>, _>>()?;
+        sets.retain(|(_, floor)| floor.flipped.is_none());
+        if sets.is_empty() {
+            let name = precision.name();
+            return Err(format!(
+                "rounding to {name} changes a decision on every set"
+            ));
+        }
+        Ok(Self { precision, sets })
+    }
+
+    /// The largest relative floor of a stage over all layers and sets; `None` for ids.
+    #[must_use]
+    pub fn relative(&self, stage: Stage) -> Option<f64> {
+        let floors = self
+            .sets
+            .iter()
+            .filter_map(|(_, floor)| floor.relative(stage));
+        floors.reduce(f64::max)
+    }
+
+    /// The largest relative floor of any stage.
+    #[must_use]
+    pub fn largest_relative(&self) -> f64 {
+        let floors = self.sets.iter().map(|(_, floor)| floor.largest_relative());
+        floors.fold(0.0, f64::max)
     }
 }
 
@@ -190,14 +278,14 @@ mod tests {
         for precision in [Precision::F32, Precision::Bf16] {
             let noise = &json["noise"][precision.name()]["max_abs_vs_f64"];
             let by_oracle = noise.as_f64().unwrap();
-            let floor = NoiseFloor::of_the_mild_twin(precision).unwrap();
+            let floors = ShippedFloors::measure(precision).unwrap();
+            let (_, floor) = floors.sets.iter().find(|(name, _)| name == "mild").unwrap();
             let ours = floor.stages[&StageKey::model(Stage::Logits)].max_abs;
             let ratio = ours / by_oracle;
             assert!(
                 (0.5..2.0).contains(&ratio),
                 "{precision:?}: {ours} {by_oracle}"
             );
-            assert_eq!(floor.flipped, None);
         }
     }
 }
