@@ -4,6 +4,8 @@
 mod basis;
 mod compare;
 mod dump;
+mod evidence;
+mod export;
 mod gates;
 mod logits;
 mod model_args;
@@ -41,6 +43,10 @@ enum Command {
     Compare(compare::CompareArgs),
     /// Write the stage tensors of one pass
     Dump(dump::DumpArgs),
+    /// Make an evidence set for any checkpoint, answers by the f64 reference
+    Evidence(evidence::EvidenceArgs),
+    /// Write the shipped fixtures and the tiny oracle to disk
+    Export(export::ExportArgs),
     /// Print shell completions
     Completions {
         /// The shell
@@ -58,6 +64,8 @@ pub fn main() -> Exit {
         Command::Logits(args) => logits::run(args),
         Command::Compare(args) => compare::run(args),
         Command::Dump(args) => dump::run(args),
+        Command::Evidence(args) => evidence::run(args),
+        Command::Export(args) => export::run(args),
         Command::Completions { shell } => completions(*shell),
     };
     match result {
