@@ -18,8 +18,12 @@ def main(folder, ids, count, out, precision="f32"):
     """Prefill, then one token at a time with the cache; logits of every position fed."""
     mx.set_default_device(mx.cpu)
     model, _ = load_model(Path(folder), lazy=False, strict=True)
-    if precision == "f32":  # otherwise as released: a BF16 trunk, a few small F32 tensors
+    if precision == "f32":
         model.set_dtype(mx.float32)
+    else:  # the F32 taps and norms would turn every activation behind them into F32
+        for name, part in model.named_modules():
+            if name.endswith(("conv", "conv1d", "norm")):
+                part.set_dtype(mx.bfloat16)
     feed, cache = [int(i) for i in ids.split(",")], model.make_cache()
     rows, chosen = [], []
     for _ in range(int(count)):

@@ -49,8 +49,7 @@ pub fn lines(context: &Context<'_>, logits: &Logits) -> Vec<String> {
         )];
     }
     let from_right = (0..rows).map(off).fold(0.0, f64::max);
-    let mutants = subjects::mutants();
-    let near = nearest(context, &mutants, &logits.values[..rows * vocabulary]);
+    let (mutants, near) = ranked(context, &logits.values[..rows * vocabulary], tolerance);
     let mut lines = vec![format!(
         "the first wrong position is {first}; over {rows} positions {from_right:.3e} from right"
     )];
@@ -85,6 +84,25 @@ pub fn lines(context: &Context<'_>, logits: &Logits) -> Vec<String> {
         ));
     }
     lines
+}
+
+/// The mutants asked, and how far each is, nearest first. The reference's mutants break every clause
+/// of the model; the engine's are asked only when none of those explains the logits.
+fn ranked(context: &Context<'_>, logits: &[f64], tolerance: f64) -> (Vec<Mutant>, Vec<Distance>) {
+    let (mut mutants, rest): (Vec<Mutant>, Vec<Mutant>) = subjects::mutants()
+        .into_iter()
+        .partition(|mutant| mutant.family == 'a');
+    let mut near = nearest(context, &mutants, logits);
+    if near.first().is_none_or(|near| near.max_abs > tolerance) {
+        let asked = mutants.len();
+        for mut distance in nearest(context, &rest, logits) {
+            distance.place += asked;
+            near.push(distance);
+        }
+        near.sort_by(|a, b| a.max_abs.total_cmp(&b.max_abs));
+        mutants.extend(rest);
+    }
+    (mutants, near)
 }
 
 /// The mutants by their distance, those that cannot run on the checkpoint left out.
