@@ -111,7 +111,7 @@ impl BasisArgs {
             });
         }
         let floors = ShippedFloors::measure(precision)
-            .map_err(|reason| CommandError::new(anyhow::anyhow!(reason), Exit::BadInput))?;
+            .map_err(|error| CommandError::new(error, Exit::BadInput))?;
         Ok(Basis::Assumed { floors, because })
     }
 }

@@ -17,7 +17,7 @@ use super::model_args::{
 use super::output::{self, CommandError, OutputArgs};
 use crate::config::MLA_NORM_EPS;
 use crate::exit::Exit;
-use crate::gates::answers::{Answers, floors};
+use crate::gates::answers::{AnswerError, Answers, floors};
 use crate::gates::fixtures::hex_sha256;
 use crate::gates::noise_floor::NoiseFloor;
 use crate::host::provenance::{Provenance, default_threads};
@@ -95,11 +95,12 @@ pub fn run(args: &EvidenceArgs) -> Result<Exit, CommandError> {
     let config = read_config(&model)?;
     check_ids(&args.ids.0, &config)?;
     let made = NewFolder::beside(&out)?;
-    let bad = |message: String| CommandError::new(anyhow::anyhow!(message), Exit::BadInput);
+    let bad = |error: AnswerError| CommandError::new(error, Exit::BadInput);
     let count = args.count as usize;
     let answers =
         Answers::make(&model, &config, args.mla_norm_eps, &args.ids.0, count).map_err(bad)?;
-    let floors = floors(&model, &config, args.mla_norm_eps, &answers.full_ids()).map_err(bad)?;
+    let floors = floors(&model, &config, args.mla_norm_eps, &answers.full_ids())
+        .map_err(|error| bad(error.into()))?;
     let tensors = answers.tensors(&config).map_err(bad)?;
     output::write_whole(&made.path().join("expected.safetensors"), &tensors)?;
     let model_linked = place_model(&model, made.path())?;
@@ -108,7 +109,8 @@ pub fn run(args: &EvidenceArgs) -> Result<Exit, CommandError> {
         .file_name()
         .map_or("set".into(), |name| name.to_string_lossy());
     let json = answers.json(&name, args.mla_norm_eps, &floors, &hashes);
-    let mut json = serde_json::to_string_pretty(&json).map_err(|e| bad(e.to_string()))?;
+    let mut json =
+        serde_json::to_string_pretty(&json).map_err(|e| CommandError::new(e, Exit::BadInput))?;
     json.push('\n');
     output::write_whole(&made.path().join("expected.json"), json.as_bytes())?;
     made.keep(&out)?;

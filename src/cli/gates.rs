@@ -56,7 +56,7 @@ pub struct GatesArgs {
     /// Worker threads (at most 1024)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
-    /// Put this executable in the engine's place; the report of `--help` tells the protocol
+    /// Put this executable in the engine's place; `--help` tells the protocol
     #[arg(long, value_name = "CMD {model} {ids} {gen} {logits}", conflicts_with_all = ["mutants", "list"],
         long_help = ENGINE_CMD_HELP)]
     engine_cmd: Option<String>,

@@ -14,6 +14,23 @@ use crate::reference::{Model, ReferenceError};
 use crate::stages::{Stage, StageDump, StageKey, StageSink, StageValues};
 use crate::tensor_file::{TensorOut, encode};
 
+/// Why there are no answers.
+#[derive(Debug, thiserror::Error)]
+pub enum AnswerError {
+    /// The reference refuses the checkpoint or the ids, or fails.
+    #[error(transparent)]
+    Reference(#[from] ReferenceError),
+    /// Logits that choose nothing.
+    #[error("position {position}: the logits are not finite")]
+    NotFinite {
+        /// From 0.
+        position: usize,
+    },
+    /// The tensors cannot be encoded.
+    #[error("expected.safetensors: {0}")]
+    Encode(#[from] safetensors::SafeTensorError),
+}
+
 /// Everything the reference says about a prompt and what it appends to it.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Answers {
@@ -57,34 +74,34 @@ impl Answers {
     ///
     /// # Errors
     ///
-    /// What the reference says of checkpoint or ids, or that logits are not finite, in words.
+    /// [`AnswerError`], but for encoding.
     pub fn make(
         folder: &Path,
         config: &RawConfig,
         mla_norm_eps: f64,
         prompt: &[u32],
         count: usize,
-    ) -> Result<Self, String> {
-        let said = |error: ReferenceError| error.to_string();
-        let model = Model::open(folder, config, mla_norm_eps).map_err(said)?;
+    ) -> Result<Self, AnswerError> {
+        let model = Model::open(folder, config, mla_norm_eps)?;
         let mut kept = Kept::default();
         let mut sequence = model.sequence();
-        let mut logits = sequence.feed(prompt, &mut kept).map_err(said)?.values;
+        let mut logits = sequence.feed(prompt, &mut kept)?.values;
         let width = config.vocab_size;
         let mut greedy_ids = Vec::with_capacity(count);
         for _ in 0..count {
             let row = &logits[logits.len() - width..];
             let position = logits.len() / width - 1;
-            let id = argmax(row)
-                .ok_or_else(|| format!("the logits of position {position} are not finite"))?;
+            let id = argmax(row).ok_or(AnswerError::NotFinite { position })?;
             greedy_ids.push(id);
-            logits.extend(sequence.feed(&[id], &mut kept).map_err(said)?.values);
+            logits.extend(sequence.feed(&[id], &mut kept)?.values);
         }
-        let argmax: Option<Vec<u32>> = logits.chunks(width).map(argmax).collect();
+        let choice = |(position, row)| argmax(row).ok_or(AnswerError::NotFinite { position });
+        let argmax = logits.chunks(width).enumerate().map(choice);
+        let argmax = argmax.collect::<Result<Vec<u32>, _>>()?;
         Ok(Self {
             prompt_ids: prompt.to_vec(),
             greedy_ids,
-            argmax: argmax.ok_or("logits are not finite")?,
+            argmax,
             least_gap: logits.chunks(width).map(gap).fold(f64::INFINITY, f64::min),
             logits,
             stages: kept.0,
@@ -156,8 +173,8 @@ impl Answers {
     ///
     /// # Errors
     ///
-    /// The writer's message.
-    pub fn tensors(&self, config: &RawConfig) -> Result<Vec<u8>, String> {
+    /// [`AnswerError::Encode`].
+    pub fn tensors(&self, config: &RawConfig) -> Result<Vec<u8>, AnswerError> {
         let rows = self.argmax.len();
         let gather = |stage: Stage| {
             let mut real = Vec::new();
@@ -193,7 +210,7 @@ impl Answers {
             tensors.push(tensor("router_ids.f64", &routed, &ids));
             tensors.push(tensor("router_weights.f64", &routed, &weights));
         }
-        encode(&tensors, &BTreeMap::new()).map_err(|error| error.to_string())
+        Ok(encode(&tensors, &BTreeMap::new())?)
     }
 }
 
@@ -214,17 +231,14 @@ fn gap(row: &[f64]) -> f64 {
 ///
 /// # Errors
 ///
-/// What the reference says, in words.
+/// What the reference says.
 pub fn floors(
     folder: &Path,
     config: &RawConfig,
     mla_norm_eps: f64,
     ids: &[u32],
-) -> Result<Vec<NoiseFloor>, String> {
-    let measure = |precision| {
-        NoiseFloor::measure(folder, config, mla_norm_eps, ids, precision)
-            .map_err(|error| error.to_string())
-    };
+) -> Result<Vec<NoiseFloor>, ReferenceError> {
+    let measure = |precision| NoiseFloor::measure(folder, config, mla_norm_eps, ids, precision);
     [Precision::F32, Precision::Bf16]
         .into_iter()
         .map(measure)
@@ -236,10 +250,10 @@ pub fn floors(
 ///
 /// # Errors
 ///
-/// [`SetError`] with what the reference says.
-pub fn replace(set: &mut EvidenceSet, mla_norm_eps: f64) -> Result<(), SetError> {
+/// As [`Answers::make`].
+pub fn replace(set: &mut EvidenceSet, mla_norm_eps: f64) -> Result<(), AnswerError> {
     let make = |prompt: &[u32], count| {
-        Answers::make(&set.model_dir, &set.config, mla_norm_eps, prompt, count).map_err(SetError)
+        Answers::make(&set.model_dir, &set.config, mla_norm_eps, prompt, count)
     };
     let answers = make(&set.prompt_ids, set.greedy_ids.len())?;
     let long = match &set.long {
@@ -265,8 +279,3 @@ pub fn replace(set: &mut EvidenceSet, mla_norm_eps: f64) -> Result<(), SetError>
     set.other_logits = BTreeMap::new();
     Ok(())
 }
-
-/// Why a set cannot be answered anew.
-#[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-#[error("{0}")]
-pub struct SetError(String);

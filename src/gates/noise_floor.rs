@@ -8,6 +8,8 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
+use thiserror::Error;
+
 use super::fixtures::{FixtureError, Fixtures};
 use super::runner::{SetState, in_parallel, shipped_sets};
 use super::subject::argmax;
@@ -185,6 +187,28 @@ pub fn carried_floors(
     sound.then_some(floors)
 }
 
+/// Why the floors of the sets that ship cannot be had.
+#[derive(Debug, Error)]
+pub enum FloorError {
+    /// The fixtures cannot be unpacked.
+    #[error(transparent)]
+    Fixtures(#[from] FixtureError),
+    /// A set of them cannot be used.
+    #[error("set {name}: {reason}")]
+    Set {
+        /// The set.
+        name: String,
+        /// Why.
+        reason: String,
+    },
+    /// The reference fails on one.
+    #[error(transparent)]
+    Reference(#[from] ReferenceError),
+    /// Rounding changes a decision on every set.
+    #[error("rounding to {0} alone changes a decision on every set that ships")]
+    NoSteadySet(&'static str),
+}
+
 /// The floors of the sets that ship: what is assumed for a model that is not at hand.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ShippedFloors {
@@ -199,28 +223,33 @@ impl ShippedFloors {
     ///
     /// # Errors
     ///
-    /// In words: fixtures that cannot be unpacked, a checkpoint that cannot be read.
-    pub fn measure(precision: Precision) -> Result<Self, String> {
-        let fixtures = Fixtures::embedded().map_err(|error: FixtureError| error.to_string())?;
+    /// [`FloorError`].
+    pub fn measure(precision: Precision) -> Result<Self, FloorError> {
+        let fixtures = Fixtures::embedded()?;
         let shipped = shipped_sets(&fixtures);
         let floors = in_parallel(shipped.len(), shipped.len(), |index| {
             match &shipped[index] {
                 SetState::Ready(set) => {
                     let ids = &set.full.ids;
-                    NoiseFloor::measure(&set.model_dir, &set.config, MLA_NORM_EPS, ids, precision)
-                        .map_err(|error| error.to_string())
-                        .map(|floor| (set.name.clone(), floor))
+                    let floor = NoiseFloor::measure(
+                        &set.model_dir,
+                        &set.config,
+                        MLA_NORM_EPS,
+                        ids,
+                        precision,
+                    )?;
+                    Ok((set.name.clone(), floor))
                 }
-                SetState::NotRun { reason, .. } => Err(reason.clone()),
+                SetState::NotRun { name, reason } => Err(FloorError::Set {
+                    name: name.clone(),
+                    reason: reason.clone(),
+                }),
             }
         });
-        let mut sets = floors.into_iter().collect::<Result<Vec<_>, _>>()?;
+        let mut sets = floors.into_iter().collect::<Result<Vec<_>, FloorError>>()?;
         sets.retain(|(_, floor)| floor.flipped.is_none());
         if sets.is_empty() {
-            let name = precision.name();
-            return Err(format!(
-                "rounding to {name} changes a decision on every set"
-            ));
+            return Err(FloorError::NoSteadySet(precision.name()));
         }
         Ok(Self { precision, sets })
     }
