@@ -10,8 +10,8 @@ and token by token with the cache carried. Both are held to `logits.f64` at ever
 and every logit within the set's tolerance for float32. Greedy ids are decoded from the prompt with
 the cache. As mlx-lm loads the release, the F32 convolution taps and output norms turn all later
 activations into F32; --precision bf16 casts them, and refuses to judge when the logits do not come
-out in BF16. Its limit is 8 times `noise.bf16`, the oracle's own measurement, and a set on which that
-rounding changes a decision is left out as NOT APPLICABLE.
+out in BF16. Its limit is 8 times `noise.bf16`, the oracle's own measurement, and a set on which
+that rounding changes a decision is left out as NOT APPLICABLE.
 
 Needs the packages of oracle/requirements-mlx.txt. Exit 1 when something disagrees, 4 when nothing
 was compared.

@@ -57,8 +57,8 @@ pub struct GatesArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
     /// Put this executable in the engine's place; `--help` tells the protocol
-    #[arg(long, value_name = "CMD {model} {ids} {gen} {logits}", conflicts_with_all = ["mutants", "list"],
-        long_help = ENGINE_CMD_HELP)]
+    #[arg(long, value_name = "CMD {model} {ids} {gen} {logits}", long_help = ENGINE_CMD_HELP,
+        conflicts_with_all = ["mutants", "list"])]
     engine_cmd: Option<String>,
     /// Seconds that one launch of the executable may take
     #[arg(long, value_name = "SECONDS", default_value_t = 600, requires = "engine_cmd",
@@ -72,12 +72,12 @@ pub struct GatesArgs {
 }
 
 /// The protocol in short; `gates::engine_command` has all of it.
-const ENGINE_CMD_HELP: &str = "Put this executable in the engine's place (teacher forcing, greedy, \
-incremental). The text is split into words as a shell does, then {model} becomes a checkpoint \
-folder, {ids} ids with commas, {gen} the number of ids to generate greedily (1 or more), {logits} a \
-file to write. The command prints the generated ids as its last line, with commas, and writes \
-logits as raw little-endian f32 (or safetensors, tensor `logits`): one row of the vocabulary per \
-position, or one per generated id. It exits with 0";
+const ENGINE_CMD_HELP: &str = "Put this executable in the engine's place (teacher forcing, \
+greedy, incremental). The text is split into words as a shell does, then {model} becomes a \
+checkpoint folder, {ids} ids with commas, {gen} the number of ids to generate greedily (1 or \
+more), {logits} a file to write. The command prints the generated ids as its last line, with \
+commas, and writes logits as raw little-endian f32 (or safetensors, tensor `logits`): one row of \
+the vocabulary per position, or one per generated id. It exits with 0";
 
 /// Runs the command.
 ///

@@ -86,8 +86,8 @@ pub fn lines(context: &Context<'_>, logits: &Logits) -> Vec<String> {
     lines
 }
 
-/// The mutants asked, and how far each is, nearest first. The reference's mutants break every clause
-/// of the model; the engine's are asked only when none of those explains the logits.
+/// The mutants asked, and how far each is, nearest first. The reference's mutants break every
+/// clause of the model; the engine's are asked only when none of those explains the logits.
 fn ranked(context: &Context<'_>, logits: &[f64], tolerance: f64) -> (Vec<Mutant>, Vec<Distance>) {
     let (mut mutants, rest): (Vec<Mutant>, Vec<Mutant>) = subjects::mutants()
         .into_iter()
