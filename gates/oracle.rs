@@ -46,6 +46,7 @@ fn ladder(kernels: &Result<KernelFixtures, String>, sets: Vec<SetState>) -> Vec<
         subjects: &subjects,
         only: None,
         mla_norm_eps: MLA_NORM_EPS,
+        precision: None,
         threads: 2,
     }));
     (0..rows.len())

@@ -2,14 +2,18 @@
 
 use std::fmt::Write as _;
 use std::path::PathBuf;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use clap::Args;
 
+use super::model_args::parse_epsilon;
 use super::output::{self, CommandError, OutputArgs};
 use crate::clauses;
+use crate::compare::Precision;
 use crate::config::MLA_NORM_EPS;
 use crate::exit::Exit;
+use crate::gates::answers;
+use crate::gates::engine_command::{EngineCommand, Template, TemplateError};
 use crate::gates::evidence::EvidenceSet;
 use crate::gates::glob::Glob;
 use crate::gates::kernels::KERNEL_GATES;
@@ -56,17 +60,28 @@ pub struct GatesArgs {
     /// Worker threads (at most 1024)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
     threads: Option<u16>,
+    /// Put this executable in the engine's place; `--help` tells the protocol
+    #[arg(long, value_name = "CMD {model} {ids} {gen} {logits}", long_help = ENGINE_CMD_HELP,
+        conflicts_with_all = ["mutants", "list"])]
+    engine_cmd: Option<String>,
+    /// Seconds that one launch of the executable may take
+    #[arg(long, value_name = "SECONDS", default_value_t = 600, requires = "engine_cmd",
+        value_parser = clap::value_parser!(u32).range(1..))]
+    engine_timeout: u32,
+    /// Precision of the judged activations: budgets are 8 times its measured noise floor
+    #[arg(long, value_name = "P", value_enum, conflicts_with_all = ["mutants", "list"])]
+    precision: Option<Precision>,
     #[command(flatten)]
     output: OutputArgs,
 }
 
-/// A positive, finite number.
-fn parse_epsilon(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(value) if value.is_finite() && value > 0.0 => Ok(value),
-        _ => Err("expected a positive, finite number".to_owned()),
-    }
-}
+/// The protocol in short; `gates::engine_command` has all of it.
+const ENGINE_CMD_HELP: &str = "Put this executable in the engine's place (teacher forcing, \
+greedy, incremental). The text is split into words as a shell does, then {model} becomes a \
+checkpoint folder, {ids} ids with commas, {gen} the number of ids to generate greedily (1 or \
+more), {logits} a file to write. The command prints the generated ids as its last line, with \
+commas, and writes logits as raw little-endian f32 (or safetensors, tensor `logits`): one row of \
+the vocabulary per position, or one per generated id. It exits with 0";
 
 /// Runs the command.
 ///
@@ -128,7 +143,7 @@ fn climb(args: &GatesArgs) -> Result<Exit, CommandError> {
     let mut rows = Vec::new();
     let mut fixtures_in_use = None;
     let mut kernels = None;
-    let sets = if args.evidence.is_empty() {
+    let mut sets = if args.evidence.is_empty() {
         let fixtures = open_fixtures(args)?;
         if runner::selected(only.as_ref(), "shipped", "fixtures", "k3-verify") {
             rows.push(fixtures_row(&runner::judge_fixtures(&fixtures)));
@@ -140,13 +155,20 @@ fn climb(args: &GatesArgs) -> Result<Exit, CommandError> {
     } else {
         open_evidence(args)?
     };
-    let subjects: Vec<Box<dyn SubjectSource>> = subjects::shipped();
+    let subjects = match engine_command(args)? {
+        Some(command) => vec![command],
+        None => subjects::shipped(),
+    };
+    if args.engine_cmd.is_some() && args.mla_norm_eps != MLA_NORM_EPS {
+        answer_anew(&mut sets, args.mla_norm_eps)?;
+    }
     let plan = Plan {
         kernels: kernels.as_ref(),
         sets: &sets,
         subjects: &subjects,
         only: only.as_ref(),
         mla_norm_eps: args.mla_norm_eps,
+        precision: args.precision,
         threads: threads(args),
     };
     rows.extend(runner::run(&plan).into_iter().map(GateRow::of));
@@ -164,6 +186,7 @@ fn climb(args: &GatesArgs) -> Result<Exit, CommandError> {
         parameters: Parameters {
             mla_norm_eps: args.mla_norm_eps,
             released_mla_norm_eps: MLA_NORM_EPS,
+            precision: args.precision,
             only: args.only.clone(),
             fixtures: match (&fixtures_in_use, &args.fixtures) {
                 (None, _) => "none",
@@ -184,9 +207,44 @@ fn climb(args: &GatesArgs) -> Result<Exit, CommandError> {
     Ok(exit)
 }
 
+/// The executable of `--engine-cmd` as a subject, found runnable.
+fn engine_command(args: &GatesArgs) -> Result<Option<Box<dyn SubjectSource>>, CommandError> {
+    let Some(text) = &args.engine_cmd else {
+        return Ok(None);
+    };
+    let search_path = std::env::var_os("PATH").unwrap_or_default();
+    let timeout = Duration::from_secs(args.engine_timeout.into());
+    let template = Template::parse(text, timeout, &search_path).map_err(|error| {
+        let exit = match error {
+            TemplateError::NoProgram(_) => Exit::BadInput,
+            _ => Exit::Usage,
+        };
+        CommandError::new(error, exit)
+            .hint("for example --engine-cmd 'python3 engine.py {model} {ids} {gen} {logits}'")
+    })?;
+    let precision = args.precision.unwrap_or(Precision::F32);
+    Ok(Some(Box::new(EngineCommand {
+        template,
+        precision,
+    })))
+}
+
+/// A foreign engine cannot be told another epsilon. To compare it with engines that have one, the
+/// sets' answers are made anew by the reference under that epsilon.
+fn answer_anew(sets: &mut [SetState], mla_norm_eps: f64) -> Result<(), CommandError> {
+    for state in sets {
+        if let SetState::Ready(set) = state {
+            answers::replace(set, mla_norm_eps)
+                .map_err(|error| CommandError::new(error, Exit::BadInput))?;
+        }
+    }
+    Ok(())
+}
+
 fn provenance(args: &GatesArgs, start: Instant) -> Provenance {
     let inputs = args.evidence.iter().chain(&args.fixtures);
-    let inputs = inputs.map(|path| path.display().to_string()).collect();
+    let inputs = inputs.map(|path| path.display().to_string());
+    let inputs = inputs.chain(args.engine_cmd.clone()).collect();
     Provenance::since(start, threads(args), inputs)
 }
 

@@ -1,7 +1,14 @@
 //! The command line: one file per subcommand. What was typed becomes a checked plan, the plan is
 //! run, the result is reported; below this module nothing is unvalidated.
 
+mod basis;
+mod compare;
+mod dump;
+mod evidence;
+mod export;
 mod gates;
+mod logits;
+mod model_args;
 mod output;
 mod simcache;
 mod synth;
@@ -32,6 +39,16 @@ enum Command {
     /// Study the expert cache offline: hit rates at every capacity, bytes and seconds per token
     Simcache(Box<simcache::SimcacheArgs>),
     Synth(synth::SynthArgs),
+    /// Compare two logit files of any engine
+    Logits(logits::LogitsArgs),
+    /// Compare two dumps of named tensors of any engine, in execution order
+    Compare(compare::CompareArgs),
+    /// Write the stage tensors of one pass
+    Dump(dump::DumpArgs),
+    /// Make an evidence set for any checkpoint, answers by the f64 reference
+    Evidence(evidence::EvidenceArgs),
+    /// Write the shipped fixtures and the tiny oracle to disk
+    Export(export::ExportArgs),
     /// Print shell completions
     Completions {
         /// The shell
@@ -47,6 +64,11 @@ pub fn main() -> Exit {
         Command::Gates(args) => gates::run(args),
         Command::Simcache(args) => simcache::run(args),
         Command::Synth(args) => synth::run(args),
+        Command::Logits(args) => logits::run(args),
+        Command::Compare(args) => compare::run(args),
+        Command::Dump(args) => dump::run(args),
+        Command::Evidence(args) => evidence::run(args),
+        Command::Export(args) => export::run(args),
         Command::Completions { shell } => completions(*shell),
     };
     match result {

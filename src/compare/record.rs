@@ -232,7 +232,8 @@ fn scan_elements(
         } else {
             difference / allowance
         };
-        if ratio > worst_ratio {
+        // Beyond a budget of nothing every ratio is infinite: the largest difference decides.
+        if ratio > worst_ratio || (ratio == worst_ratio && difference > record.required) {
             worst_ratio = ratio;
             record.required = difference;
         }

@@ -2,9 +2,11 @@
 
 use std::sync::OnceLock;
 
+use crate::config::MLA_NORM_EPS;
 use crate::gates::evidence::EvidenceSet;
-use crate::gates::subject::{Logits, Precision, Subject, SubjectError, SubjectSource};
-use crate::stages::{NoStages, StageDump};
+use crate::gates::noise_floor::{FACTOR, NoiseFloor};
+use crate::gates::subject::{Generation, Logits, Precision, Subject, SubjectError, SubjectSource};
+use crate::stages::{NoStages, Stage, StageDump, StageKey};
 
 /// A set, a subject and what has been computed with them so far, so that two gates that need the
 /// same pass share it.
@@ -15,6 +17,10 @@ pub struct Context<'a> {
     pub source: &'a dyn SubjectSource,
     /// ε of MLA's two low-rank norms on the subject's side.
     pub mla_norm_eps: f64,
+    precision: Option<Precision>,
+    /// On the full ids, on the long ones.
+    floors: [OnceLock<Result<NoiseFloor, SubjectError>>; 2],
+    generated: OnceLock<Option<Result<Generation, SubjectError>>>,
     opened: OnceLock<Result<Box<dyn Subject>, SubjectError>>,
     full: OnceLock<Result<Logits, SubjectError>>,
     long: OnceLock<Result<Logits, SubjectError>>,
@@ -35,6 +41,9 @@ impl<'a> Context<'a> {
             set,
             source,
             mla_norm_eps,
+            precision: None,
+            floors: [OnceLock::new(), OnceLock::new()],
+            generated: OnceLock::new(),
             opened: OnceLock::new(),
             full: OnceLock::new(),
             long: OnceLock::new(),
@@ -115,12 +124,79 @@ impl<'a> Context<'a> {
         self.subject()?.sequence().feed(ids, &mut NoStages)
     }
 
-    /// The tolerance against `logits.f64` for the subject's precision.
+    /// The same with budgets from the noise floor of a precision; an f64 subject keeps the set's.
     #[must_use]
-    pub fn logits_tolerance(&self) -> f64 {
-        match self.source.precision() {
-            Precision::F64 => self.set.f64_tolerance,
-            Precision::F32 => self.set.f32_tolerance,
+    pub fn with_precision(mut self, precision: Option<Precision>) -> Self {
+        self.precision = precision.filter(|_| self.source.precision() != Precision::F64);
+        self
+    }
+
+    /// The ids and logits of a subject that decodes the set's prompt on its own, as many ids as
+    /// the set has; `None` for a subject that does not.
+    #[must_use]
+    pub fn generation(&self) -> Option<Result<&Generation, SubjectError>> {
+        let set = self.set;
+        let decode = || match self.subject() {
+            Ok(subject) => subject.generate(&set.prompt_ids, set.greedy_ids.len()),
+            Err(error) => self.source.logits_only().then_some(Err(error)),
+        };
+        let generated = self.generated.get_or_init(decode).as_ref()?;
+        Some(generated.as_ref().map_err(Clone::clone))
+    }
+
+    /// The tolerance against the right logits of `ids`: the set's for the subject's precision, or
+    /// with a precision asked for, [`FACTOR`] times its noise floor on these ids.
+    ///
+    /// # Errors
+    ///
+    /// What the reference says while the floor is measured.
+    pub fn logits_tolerance(&self, ids: &[u32]) -> Result<f64, SubjectError> {
+        if let Some(floor) = self.noise_floor(ids)? {
+            let key = StageKey::model(Stage::Logits);
+            let floor = floor.stages.get(&key).map_or(0.0, |floor| floor.max_abs);
+            return Ok(FACTOR * floor);
         }
+        Ok(match self.source.precision() {
+            Precision::F64 => self.set.f64_tolerance,
+            _ => self.set.f32_tolerance,
+        })
+    }
+
+    /// The noise floor of the precision asked for, on the set's full or long ids.
+    ///
+    /// # Errors
+    ///
+    /// What the reference says.
+    pub fn noise_floor(&self, ids: &[u32]) -> Result<Option<&NoiseFloor>, SubjectError> {
+        let Some(precision) = self.precision else {
+            return Ok(None);
+        };
+        let set = self.set;
+        let measure = || {
+            NoiseFloor::measure(&set.model_dir, &set.config, MLA_NORM_EPS, ids, precision)
+                .map_err(|error| SubjectError::Failed(error.to_string()))
+        };
+        let [full, long] = &self.floors;
+        let place = if ids == set.full.ids { full } else { long };
+        place
+            .get_or_init(measure)
+            .as_ref()
+            .map(Some)
+            .map_err(Clone::clone)
+    }
+
+    /// Why these ids cannot judge the precision asked for, if they cannot: rounding alone changes a
+    /// decision, so that even a right engine may differ from the answers.
+    ///
+    /// # Errors
+    ///
+    /// What the reference says while the floor is measured.
+    pub fn unfit(&self, ids: &[u32]) -> Result<Option<String>, SubjectError> {
+        let Some(floor) = self.noise_floor(ids)? else {
+            return Ok(None);
+        };
+        let name = floor.precision.name();
+        let said = |at| format!("these ids cannot judge {name}: rounding alone changes {at}");
+        Ok(floor.flipped.as_ref().map(said))
     }
 }

@@ -3,14 +3,18 @@
 //! A gate is written once and serves the command, `cargo test`, the reports and the kill matrix.
 //! Nothing here computes the model; subjects do.
 
+pub mod answers;
 pub mod checks;
 pub mod context;
+pub mod diagnosis;
+pub mod engine_command;
 pub mod evidence;
 pub mod fixtures;
 pub mod glob;
 pub mod kernel_bounds;
 pub mod kernels;
 pub mod kill_matrix;
+pub mod noise_floor;
 pub mod outcome;
 pub mod registry;
 pub mod runner;

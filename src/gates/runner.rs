@@ -15,7 +15,7 @@ use super::glob::Glob;
 use super::kernels::{KERNEL_GATES, KernelFixtures, KernelGate};
 use super::outcome::{Outcome, Verdict};
 use super::registry::{Gate, ORACLE_GATES};
-use super::subject::SubjectSource;
+use super::subject::{Precision, SubjectSource};
 use crate::config::RawConfig;
 
 /// What to run.
@@ -30,6 +30,9 @@ pub struct Plan<'a> {
     pub only: Option<&'a Glob>,
     /// ε of MLA's two low-rank norms on the subject's side.
     pub mla_norm_eps: f64,
+    /// The precision whose measured noise floor gives the budgets of subjects that are not f64;
+    /// without it the sets' own tolerances do.
+    pub precision: Option<Precision>,
     /// Worker threads, at least 1.
     pub threads: usize,
 }
@@ -97,6 +100,14 @@ impl Row {
 
 /// Name under which the kernel gates stand in the ladder.
 pub const KERNELS: &str = "kernels";
+
+/// Gates that ask for nothing but logits and ids.
+const GATES_OF_LOGITS: [&str; 4] = [
+    "teacher-forcing",
+    "teacher-forcing-long",
+    "greedy",
+    "incremental",
+];
 
 /// A gate of either kind, with the place of its set.
 #[derive(Clone, Copy)]
@@ -175,7 +186,9 @@ fn contexts_of<'a>(plan: &Plan<'a>, state: &'a SetState) -> Vec<Context<'a>> {
         SetState::Ready(set) => plan
             .subjects
             .iter()
-            .map(|source| Context::new(set, source.as_ref(), plan.mla_norm_eps))
+            .map(|source| {
+                Context::new(set, source.as_ref(), plan.mla_norm_eps).with_precision(plan.precision)
+            })
             .collect(),
         SetState::NotRun { .. } => Vec::new(),
     }
@@ -192,10 +205,29 @@ fn judge_kernel(plan: &Plan<'_>, gate: &KernelGate, source: &dyn SubjectSource) 
 /// Runs one gate in one context.
 #[must_use]
 pub fn judge(gate: &Gate, context: &Context<'_>) -> Outcome {
-    if (gate.applies)(context.set) {
-        (gate.check)(context)
-    } else {
-        Outcome::new(Verdict::NotApplicable, "the set has no such answers")
+    if !(gate.applies)(context.set) {
+        return Outcome::new(Verdict::NotApplicable, "the set has no such answers");
+    }
+    if context.source.logits_only() && !GATES_OF_LOGITS.contains(&gate.id) {
+        let summary = "a command is judged by its logits and ids";
+        return Outcome::new(Verdict::NotApplicable, summary);
+    }
+    if let Some(ids) = ids_of_logits(gate, context.set) {
+        match context.unfit(ids) {
+            Ok(None) => {}
+            Ok(Some(reason)) => return Outcome::new(Verdict::NotApplicable, reason),
+            Err(error) => return Outcome::failed(error.to_string()),
+        }
+    }
+    (gate.check)(context)
+}
+
+/// The ids whose logits a gate holds to the right ones.
+fn ids_of_logits<'a>(gate: &Gate, set: &'a EvidenceSet) -> Option<&'a [u32]> {
+    match (GATES_OF_LOGITS.contains(&gate.id), &set.long) {
+        (true, Some(long)) if gate.id == "teacher-forcing-long" => Some(&long.ids),
+        (true, _) => Some(&set.full.ids),
+        (false, _) => None,
     }
 }
 

@@ -9,29 +9,10 @@ use std::path::Path;
 
 use thiserror::Error;
 
+pub use crate::compare::Precision;
 use crate::config::RawConfig;
 use crate::gates::kernels::Tensors;
 use crate::stages::StageSink;
-
-/// The precision in which a subject keeps its activations.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub enum Precision {
-    /// IEEE double.
-    F64,
-    /// IEEE single.
-    F32,
-}
-
-impl Precision {
-    /// Name in reports.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::F64 => "f64",
-            Self::F32 => "f32",
-        }
-    }
-}
 
 /// Why a subject could not be opened or run, in one line.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -118,6 +99,11 @@ pub trait SubjectSource: Sync {
     fn variants(&self) -> Vec<Variant> {
         Vec::new()
     }
+    /// Whether it yields logits and ids and nothing else: no stages, no word about a checkpoint
+    /// that it refuses, no bits that are promised to be equal.
+    fn logits_only(&self) -> bool {
+        false
+    }
 }
 
 /// The same subject run another way that must change no bit.
@@ -138,6 +124,20 @@ impl std::fmt::Debug for Variant {
 pub trait Subject: Sync + Send {
     /// A sequence at position 0 with empty state.
     fn sequence(&self) -> Box<dyn Sequence + '_>;
+    /// Decodes greedily on its own, with whatever state it carries; `None` where that is left to
+    /// the caller.
+    fn generate(&self, _prompt: &[u32], _count: usize) -> Option<Result<Generation, SubjectError>> {
+        None
+    }
+}
+
+/// What a subject that decodes on its own chose, and the logits it chose by.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Generation {
+    /// The ids, one after the other.
+    pub ids: Vec<u32>,
+    /// Logits from the last given id on: one row per chosen id, or fewer where it does not say.
+    pub logits: Logits,
 }
 
 /// A sequence of tokens with the state carried between calls.

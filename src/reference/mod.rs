@@ -25,6 +25,7 @@ pub mod mutants;
 pub mod reader;
 pub mod released;
 pub mod residual;
+pub mod rounding;
 pub mod rows;
 pub mod stage_hook;
 

@@ -4,8 +4,10 @@ use std::fmt::Write as _;
 
 use serde::Serialize;
 
+use crate::compare::Precision;
 use crate::exit::Exit;
 use crate::gates::evidence::EvidenceSet;
+use crate::gates::noise_floor::FACTOR;
 use crate::gates::outcome::{Outcome, Verdict};
 use crate::gates::runner::{Row, SetState};
 use crate::host::provenance::Provenance;
@@ -43,6 +45,9 @@ pub struct Parameters {
     pub mla_norm_eps: f64,
     /// The released code's value of it.
     pub released_mla_norm_eps: f64,
+    /// The precision whose measured noise floor gives the budgets.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub precision: Option<Precision>,
     /// The pattern of `--only`.
     pub only: Option<String>,
     /// `embedded`, `folder` or `none`.
@@ -217,6 +222,13 @@ impl GateReport {
             )
         };
         writeln!(text, "epsilon of the MLA low-rank norms: {eps:e} ({note})")?;
+        if let Some(precision) = self.parameters.precision {
+            writeln!(
+                text,
+                "budgets of logits: {FACTOR} x the noise floor of {}, measured on each set",
+                precision.name()
+            )?;
+        }
         if let Some(only) = &self.parameters.only {
             writeln!(text, "only: {only}")?;
         }

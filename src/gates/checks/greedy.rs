@@ -3,12 +3,15 @@
 
 use crate::gates::context::Context;
 use crate::gates::outcome::Outcome;
-use crate::gates::subject::SubjectError;
+use crate::gates::subject::{Generation, SubjectError};
 
 /// Runs the gate; it stops at the first wrong id, after which the sequences differ anyway.
 #[must_use]
 pub fn full_recompute(context: &Context<'_>) -> Outcome {
     let set = context.set;
+    if let Some(generation) = context.generation() {
+        return own_decoding(&set.greedy_ids, generation);
+    }
     let mut ids = set.prompt_ids.clone();
     for (step, &expected) in set.greedy_ids.iter().enumerate() {
         match last_argmax(context, &ids) {
@@ -33,6 +36,32 @@ pub fn full_recompute(context: &Context<'_>) -> Outcome {
             set.greedy_ids.len()
         ),
     )
+}
+
+/// A subject that decodes on its own: the ids it prints.
+fn own_decoding(expected: &[u32], generation: Result<&Generation, SubjectError>) -> Outcome {
+    let got = match generation {
+        Ok(generation) => &generation.ids,
+        Err(error) => return Outcome::failed(error.to_string()),
+    };
+    match got
+        .iter()
+        .zip(expected)
+        .position(|(got, right)| got != right)
+    {
+        Some(step) => Outcome::failed(format!(
+            "step {step}: expected {}, got {}",
+            expected[step], got[step]
+        )),
+        None => Outcome::judged(
+            !expected.is_empty() && got.len() == expected.len(),
+            format!(
+                "{} of {} ids, decoded on its own",
+                got.len(),
+                expected.len()
+            ),
+        ),
+    }
 }
 
 fn last_argmax(context: &Context<'_>, ids: &[u32]) -> Result<Option<u32>, SubjectError> {

@@ -7,7 +7,7 @@
 use crate::compare::{Budget, compare};
 use crate::gates::context::Context;
 use crate::gates::outcome::{NamedComparison, Outcome};
-use crate::gates::subject::{Logits, SubjectError};
+use crate::gates::subject::{Generation, Logits, SubjectError};
 use crate::stages::NoStages;
 
 /// Lengths of the pieces in which a long sequence is fed; the rest follows as one more piece.
@@ -17,7 +17,11 @@ const PIECES: [usize; 7] = [1, 2, 60, 1, 1, 62, 2];
 /// Runs the gate.
 #[must_use]
 pub fn carried_state(context: &Context<'_>) -> Outcome {
-    match decode(context) {
+    let judged = match context.generation() {
+        Some(generation) => generation.and_then(|generation| own_decoding(context, generation)),
+        None => decode(context),
+    };
+    match judged {
         Ok(outcome) => outcome,
         Err(error) => Outcome::failed(error.to_string()),
     }
@@ -58,6 +62,48 @@ fn decode(context: &Context<'_>) -> Result<Outcome, SubjectError> {
     });
     let mut outcome = Outcome::judged(passed, summary);
     outcome.comparisons = comparisons;
+    Ok(outcome)
+}
+
+/// A subject that decodes on its own: its ids, and the logits it chose by. Equal bits are a
+/// promise of the arithmetic contract, which a foreign engine has not given: it is held to the
+/// right logits, and whether its carried state gives the bits of its recompute is only told.
+fn own_decoding(context: &Context<'_>, generation: &Generation) -> Result<Outcome, SubjectError> {
+    let set = context.set;
+    let (first, logits) = (set.prompt_ids.len() - 1, &generation.logits);
+    let range = first * logits.vocabulary..(first + logits.rows) * logits.vocabulary;
+    let budget = Budget::Absolute(context.logits_tolerance(&set.full.ids)?);
+    let shape = [logits.rows, logits.vocabulary];
+    let record = compare(
+        &logits.values,
+        &set.full.logits[range.clone()],
+        &shape,
+        &budget,
+    );
+    let same_ids = generation.ids == set.greedy_ids;
+    let passed = same_ids && record.passed && !set.greedy_ids.is_empty();
+    let named = NamedComparison {
+        name: "logits.f64, generated positions".to_owned(),
+        record,
+    };
+    let rows = logits.rows;
+    let summary = if !same_ids {
+        "its ids are not the greedy ids".to_owned()
+    } else if !named.record.passed {
+        describe(&named)
+    } else {
+        let recomputed = &context.full_logits()?.values[range];
+        let bits = if recomputed == logits.values {
+            "the bits of its recompute"
+        } else {
+            "not the bits of its recompute"
+        };
+        let ratio = named.record.ratio.unwrap_or(f64::NAN);
+        let of = set.greedy_ids.len();
+        format!("{of} ids; {rows} of {of} rows of logits at {ratio:.2e} of their budget, {bits}")
+    };
+    let mut outcome = Outcome::judged(passed, summary);
+    outcome.comparisons.push(named);
     Ok(outcome)
 }
 

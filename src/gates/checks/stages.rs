@@ -163,7 +163,7 @@ fn one_stage(
 fn stage_tolerance(context: &Context<'_>) -> f64 {
     match context.source.precision() {
         Precision::F64 => context.set.f64_tolerance,
-        Precision::F32 => context.set.f32_tolerance,
+        _ => context.set.f32_tolerance,
     }
 }
 

@@ -3,6 +3,7 @@
 
 use crate::compare::{Budget, compare};
 use crate::gates::context::Context;
+use crate::gates::diagnosis;
 use crate::gates::evidence::{RouterAnswers, TeacherForced};
 use crate::gates::outcome::{Information, NamedComparison, Outcome, Verdict};
 use crate::gates::subject::{Logits, SubjectError};
@@ -19,6 +20,9 @@ pub fn full(context: &Context<'_>) -> Outcome {
     );
     if let Ok(logits) = context.full_logits() {
         outcome.information = beside(context, logits);
+        if outcome.verdict == Verdict::Fail && context.source.logits_only() {
+            outcome.details = diagnosis::lines(context, logits);
+        }
     }
     outcome
 }
@@ -33,7 +37,7 @@ pub fn long(context: &Context<'_>) -> Outcome {
     let (Some(ids), Some(router)) = (&context.set.long_router_ids, &context.set.router) else {
         return outcome;
     };
-    if outcome.verdict == Verdict::Pass {
+    if outcome.verdict == Verdict::Pass && !context.source.logits_only() {
         match router_choices(context, &long.ids) {
             Ok(dump) => {
                 let choices = long_router_ids(router, ids, long.ids.len(), &dump);
@@ -117,7 +121,11 @@ fn judge(
         let got = [logits.rows, logits.vocabulary];
         return Outcome::failed(format!("logits have shape {got:?}, expected {shape:?}"));
     }
-    let budget = Budget::Absolute(context.logits_tolerance());
+    let tolerance = match context.logits_tolerance(&answers.ids) {
+        Ok(tolerance) => tolerance,
+        Err(error) => return Outcome::failed(error.to_string()),
+    };
+    let budget = Budget::Absolute(tolerance);
     let record = compare(&logits.values, &answers.logits, &shape, &budget);
     let wrong: Vec<usize> = (0..logits.rows)
         .filter(|&row| logits.argmax(row) != Some(answers.argmax[row]))

@@ -1,0 +1,373 @@
+//! `logits`, `compare` and `dump` from outside: what must never exit 0, and what must be named.
+
+#![allow(clippy::unwrap_used)]
+
+mod support;
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use support::{arg, expect, fixture};
+
+const IDS: &str = "10,20,30,40";
+
+fn bytes_of(values: &[f32]) -> Vec<u8> {
+    values
+        .iter()
+        .flat_map(|value| value.to_le_bytes())
+        .collect()
+}
+
+fn written(folder: &Path, name: &str, bytes: &[u8]) -> PathBuf {
+    let path = folder.join(name);
+    fs::write(&path, bytes).unwrap();
+    path
+}
+
+/// The numbers published for the full model's logits, by an engine and by a reference of others.
+#[test]
+fn the_golden_pair_gives_its_published_numbers() {
+    let Some(external) = std::env::var_os("K3_EXTERNAL").map(PathBuf::from) else {
+        eprintln!("NOT RUN: the golden pair (K3_EXTERNAL is not set)");
+        return;
+    };
+    let golden = external.join("kimi-k3-golden");
+    let (engine, reference) = (golden.join("c_logits.bin"), golden.join("ref_logits.json"));
+    let (report, _) = expect(
+        &[
+            "logits",
+            arg(&engine),
+            arg(&reference),
+            "--precision",
+            "f32",
+        ],
+        0,
+    );
+    for number in [
+        "2494 both (15.021946 / 15.021948)",
+        "10/10",
+        "7.867813e-06",
+        "5.237545e-07",
+        "1.231738e-06",
+        "ASSUMED",
+    ] {
+        assert!(report.contains(number), "{number} is not in\n{report}");
+    }
+    // The run's own JSON has ids and no logits; and the reference of other ids is refused.
+    let (_, error) = expect(
+        &["logits", arg(&golden.join("c_run.json")), arg(&reference)],
+        3,
+    );
+    assert!(error.contains("logits_bits"), "{error}");
+    let folder = tempfile::tempdir().unwrap();
+    let other = fs::read_to_string(&reference)
+        .unwrap()
+        .replacen("[3, 4, 5", "[3, 4, 6", 1);
+    let other = other.replacen("[3,4,5", "[3,4,6", 1);
+    let other = written(folder.path(), "other.json", other.as_bytes());
+    let (_, error) = expect(
+        &["logits", arg(&other), arg(&reference), "--precision", "f32"],
+        1,
+    );
+    assert!(error.contains("different ids"), "{error}");
+}
+
+/// Every one of these pairs has a difference of zero or nothing to subtract, and a budget that
+/// allows anything: a comparator that only looks at the difference would pass them.
+#[test]
+fn logit_files_that_prove_nothing_never_exit_0() {
+    let folder = tempfile::tempdir().unwrap();
+    let file = |name: &str, bytes: &[u8]| written(folder.path(), name, bytes);
+    let right = file("right.bin", &bytes_of(&[1.0, 2.0, 3.0, 4.0]));
+    let nan = file("nan.bin", &bytes_of(&[1.0, f32::NAN, 3.0, 4.0]));
+    let infinite = file("inf.bin", &bytes_of(&[1.0, f32::INFINITY, 3.0, 4.0]));
+    let zeros = file("zeros.bin", &bytes_of(&[0.0; 4]));
+    let short = file("short.bin", &bytes_of(&[1.0, 2.0, 3.0]));
+    let odd = file("odd.bin", &bytes_of(&[1.0, 2.0, 3.0, 4.0])[..15]);
+    let empty = file("empty.bin", b"");
+    let text = file("text.json", b"{\"logits_bits\": [1, 2, 3, ");
+    let missing = folder.path().join("missing.bin");
+    for (a, b, code) in [
+        (&nan, &right, 1),
+        (&right, &nan, 1),
+        (&nan, &nan, 1),
+        (&infinite, &infinite, 1),
+        (&zeros, &zeros, 1),
+        (&zeros, &right, 1),
+        (&right, &zeros, 1),
+        (&short, &right, 1),
+        (&right, &short, 1),
+        (&odd, &odd, 3),
+        (&right, &odd, 3),
+        (&empty, &empty, 3),
+        (&empty, &right, 3),
+        (&text, &right, 3),
+        (&missing, &right, 3),
+        (&right, &missing, 3),
+    ] {
+        expect(&["logits", arg(a), arg(b), "--budget", "1e30"], code);
+        expect(&["logits", arg(a), arg(b)], code);
+    }
+    expect(&["logits", arg(&right), arg(&right)], 0);
+}
+
+/// Without a word on how far apart two files may be, only equal bits pass.
+#[test]
+fn a_budget_is_never_assumed_in_silence() {
+    let folder = tempfile::tempdir().unwrap();
+    let a = written(folder.path(), "a.bin", &bytes_of(&[1.0, 2.0, 3.0]));
+    let b = written(folder.path(), "b.bin", &bytes_of(&[1.0, 2.0, 3.25]));
+    let (report, _) = expect(&["logits", arg(&a), arg(&b)], 1);
+    assert!(report.contains("equal bits"), "{report}");
+    expect(&["logits", arg(&a), arg(&b), "--budget", "0.2"], 1);
+    let (report, _) = expect(&["logits", arg(&a), arg(&b), "--budget", "0.25"], 0);
+    assert!(report.contains("ASSUMED"), "{report}");
+    for wrong in ["nan", "-1", "inf", "x"] {
+        expect(&["logits", arg(&a), arg(&b), "--budget", wrong], 2);
+    }
+    expect(&["logits", arg(&a), arg(&b), "--precision", "f8"], 2);
+    expect(
+        &[
+            "logits",
+            arg(&a),
+            arg(&b),
+            "--precision",
+            "f32",
+            "--budget",
+            "1",
+        ],
+        2,
+    );
+}
+
+/// Dumps of the tiny oracle: the engine's, the reference's, and part of the engine's.
+struct Dumps {
+    folder: tempfile::TempDir,
+    engine: PathBuf,
+    reference: PathBuf,
+}
+
+fn dumps() -> Dumps {
+    let folder = tempfile::tempdir().unwrap();
+    let model = fixture("tiny/model");
+    let dump = |by: &str| {
+        let out = folder.path().join(by);
+        let text = expect(
+            &["dump", arg(&model), "--ids", IDS, "--by", by, arg(&out)],
+            0,
+        )
+        .0;
+        assert!(text.contains("layer  12  max |h|"), "{text}");
+        out
+    };
+    let (engine, reference) = (dump("engine"), dump("reference"));
+    Dumps {
+        folder,
+        engine,
+        reference,
+    }
+}
+
+/// Where the data of a tensor begin in a safetensors file.
+fn start_of(bytes: &[u8], name: &str) -> usize {
+    let length = u64::from_le_bytes(bytes[..8].try_into().unwrap()) as usize;
+    let header: serde_json::Value = serde_json::from_slice(&bytes[8..8 + length]).unwrap();
+    8 + length + header[name]["data_offsets"][0].as_u64().unwrap() as usize
+}
+
+/// Changes one f32 of a tensor [4, 128, …] at row 2, column 5.
+fn plant(dump: &Path, name: &str, width: usize, out: &Path) {
+    let mut bytes = fs::read(dump).unwrap();
+    let at = start_of(&bytes, name) + 4 * (2 * width + 5);
+    let value = f32::from_le_bytes(bytes[at..at + 4].try_into().unwrap());
+    bytes[at..at + 4].copy_from_slice(&(value + 0.01).to_le_bytes());
+    fs::write(out, bytes).unwrap();
+}
+
+#[test]
+fn one_planted_change_is_named_with_its_index() {
+    let dumps = dumps();
+    let (engine, reference) = (arg(&dumps.engine), arg(&dumps.reference));
+    let (report, _) = expect(&["compare", engine, reference], 0);
+    assert!(report.contains("no divergence in 264 tensors"), "{report}");
+    assert!(
+        report.contains("measured when the exact side was made"),
+        "{report}"
+    );
+    let planted = dumps.folder.path().join("planted");
+    plant(&dumps.engine, "layers.5.mlp_norm", 128, &planted);
+    let (report, _) = expect(&["compare", arg(&planted), reference], 1);
+    assert!(
+        report.contains("first divergence: layers.5.mlp_norm at [2, 5]"),
+        "{report}"
+    );
+    assert!(report.contains("1 of 264 differ"), "{report}");
+    let (report, _) = expect(&["compare", engine, arg(&planted)], 1);
+    assert!(
+        report.contains("first divergence: layers.5.mlp_norm at [2, 5]"),
+        "{report}"
+    );
+    // Three ways: the side that is off is named.
+    let (report, _) = expect(&["compare", engine, arg(&planted), "--f64", reference], 1);
+    assert!(
+        report.contains("B is the one that is off, from layers.5.mlp_norm on"),
+        "{report}"
+    );
+    expect(&["compare", engine, reference, "--f64", engine], 3);
+}
+
+#[test]
+fn what_a_partial_dump_lacks_is_not_run() {
+    let dumps = dumps();
+    let partial = dumps.folder.path().join("partial");
+    let model = fixture("tiny/model");
+    let arguments = [
+        "dump",
+        arg(&model),
+        "--ids",
+        IDS,
+        arg(&partial),
+        "--stages",
+        "layers.3.*",
+    ];
+    expect(&arguments, 0);
+    let (report, _) = expect(&["compare", arg(&partial), arg(&dumps.reference)], 4);
+    assert!(
+        report.contains("NOT RUN") && report.contains("embed"),
+        "{report}"
+    );
+    let narrowed = [
+        "compare",
+        arg(&partial),
+        arg(&dumps.reference),
+        "--stages",
+        "layers.3.*",
+    ];
+    expect(&narrowed, 0);
+    let nothing = [
+        "compare",
+        arg(&partial),
+        arg(&dumps.reference),
+        "--stages",
+        "no.such",
+    ];
+    expect(&nothing, 4);
+    let other = dumps.folder.path().join("other");
+    expect(
+        &["dump", arg(&model), "--ids", "10,20,30,41", arg(&other)],
+        0,
+    );
+    let (_, error) = expect(&["compare", arg(&other), arg(&dumps.reference)], 1);
+    assert!(error.contains("different ids"), "{error}");
+}
+
+/// Wrong arguments are found before any work, and nothing is left half-written.
+#[test]
+fn dump_refuses_wrong_ids_places_and_patterns() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = fixture("tiny/model");
+    let out = folder.path().join("out");
+    for ids in [
+        "abc",
+        "1,,2",
+        "1,2,",
+        "-1",
+        "256",
+        "4294967296",
+        "0x10",
+        "+1",
+        "1.0",
+        "",
+    ] {
+        expect(
+            &["dump", arg(&model), &format!("--ids={ids}"), arg(&out)],
+            2,
+        );
+    }
+    expect(&["dump", "--ids", IDS, arg(&out)], 2);
+    expect(
+        &[
+            "dump",
+            arg(&model),
+            "--model",
+            arg(&model),
+            "--ids",
+            IDS,
+            arg(&out),
+        ],
+        2,
+    );
+    expect(&["dump", arg(&model), "--ids", IDS, "/nonexistent/x"], 3);
+    expect(
+        &[
+            "dump",
+            arg(&folder.path().join("no")),
+            "--ids",
+            IDS,
+            arg(&out),
+        ],
+        3,
+    );
+    expect(
+        &[
+            "dump",
+            arg(&model),
+            "--ids",
+            IDS,
+            arg(&out),
+            "--stages",
+            "foo",
+        ],
+        4,
+    );
+    assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
+}
+
+/// A set made for any checkpoint serves the ladder, and what is written out serves as fixtures.
+#[test]
+fn evidence_and_export_serve_the_ladder() {
+    let folder = tempfile::tempdir().unwrap();
+    let (out, set) = (folder.path().join("out"), folder.path().join("set"));
+    expect(&["export", arg(&out)], 0);
+    let gates = ["gates", "--fixtures", arg(&out), "--only", "fixtures"];
+    let (report, _) = expect(&gates, 0);
+    assert!(report.contains("PASS"), "{report}");
+    expect(&["export", arg(&out)], 2);
+    let model = out.join("tiny/model");
+    let arguments = [
+        "evidence",
+        arg(&model),
+        "--ids",
+        "5,9,11,200,3",
+        "--gen",
+        "6",
+        arg(&set),
+    ];
+    let (report, _) = expect(&arguments, 0);
+    assert!(report.contains("greedy ids: "), "{report}");
+    let gates = ["gates", "--evidence", arg(&set), "--only", "set/*@engine"];
+    let (report, _) = expect(&gates, 0);
+    assert!(
+        report.contains("set/stages") && !report.contains("FAIL"),
+        "{report}"
+    );
+    let wrong = [
+        "gates",
+        "--evidence",
+        arg(&set),
+        "--only",
+        "greedy",
+        "--mla-norm-eps",
+        "1e-5",
+    ];
+    expect(&wrong, 1);
+    expect(&arguments, 2);
+    for count in ["0", "-1", "65537"] {
+        let fresh = folder.path().join("fresh");
+        let ids = ["--ids", "5", "--gen", count];
+        expect(
+            &[&["evidence", arg(&model), arg(&fresh)], &ids[..]].concat(),
+            2,
+        );
+    }
+}

@@ -1,0 +1,392 @@
+//! Foreign engines behind `--engine-cmd`, right and wrong.
+//!
+//! The target plays the engine itself: called with the word `engine` first, it reads a checkpoint
+//! and ids and writes logits and ids, like a program of somebody else. It can carry a mistake from
+//! the lists of mutants, keep its activations in bf16, write its logits in several forms, or
+//! misbehave.
+
+#![allow(clippy::unwrap_used)]
+#![allow(clippy::print_stdout, reason = "the engine prints its ids")]
+
+mod support;
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use k3_verify::compare::Precision;
+use k3_verify::config::{MLA_NORM_EPS, RawConfig};
+use k3_verify::gates::subject::{Sequence, argmax};
+use k3_verify::gates::subjects;
+use k3_verify::reference::rounding::{RoundedStages, rounded_formulas};
+use k3_verify::reference::{self, Model};
+use k3_verify::stages::{NoStages, StageDump, StageSink, StageValues};
+use k3_verify::tensor_file::{TensorOut, encode, encode_stages};
+use libtest_mimic::{Arguments, Trial};
+use support::{arg, expect, fixture};
+
+fn main() -> ExitCode {
+    let words: Vec<String> = std::env::args().skip(1).collect();
+    if words.first().is_some_and(|word| word == "engine") {
+        return engine(&words[1..]);
+    }
+    let tests: [(&str, fn()); 7] = [
+        ("right_engines_conform_in_every_form", right_engines),
+        ("a_planted_mistake_is_found_and_named", planted_mistake),
+        ("a_mistake_of_the_carried_state_is_found", state_mistake),
+        ("a_dump_locates_the_mistake", dump_locates),
+        ("bf16_conforms_and_with_a_mistake_does_not", bf16),
+        ("what_misbehaves_fails_in_one_line", misbehaviour),
+        ("every_rounding_point_is_documented", documented),
+    ];
+    let trial = |(name, run): (&str, fn())| {
+        Trial::test(name, move || {
+            run();
+            Ok(())
+        })
+    };
+    let trials = tests.into_iter().map(trial).collect();
+    libtest_mimic::run(&Arguments::from_args(), trials).exit_code()
+}
+
+// ---- the engine
+
+/// `MODEL IDS GEN LOGITS [key=value]…`.
+fn engine(words: &[String]) -> ExitCode {
+    let [model, ids, count, out, options @ ..] = words else {
+        return ExitCode::from(2);
+    };
+    let options: BTreeMap<&str, &str> = options
+        .iter()
+        .filter_map(|option| option.split_once('='))
+        .collect();
+    let ids: Vec<u32> = ids.split(',').map(|id| id.parse().unwrap()).collect();
+    let count: usize = count.parse().unwrap();
+    let model = Path::new(model);
+    let mut dump = StageDump::default();
+    let (rows, chosen) = compute(model, &options, &ids, count, &mut dump);
+    if let Some(path) = options.get("dump") {
+        let bytes = encode_stages(&dump, &ids, true, &BTreeMap::new()).unwrap();
+        std::fs::write(path, bytes).unwrap();
+    }
+    answer(&options, rows, chosen, ids.len(), Path::new(out))
+}
+
+/// Prefill and greedy decoding with carried state: a row per position fed, and the ids.
+fn compute(
+    folder: &Path,
+    options: &BTreeMap<&str, &str>,
+    ids: &[u32],
+    count: usize,
+    dump: &mut StageDump,
+) -> (Vec<Vec<f64>>, Vec<u32>) {
+    let config = RawConfig::read(&folder.join("config.json")).unwrap();
+    let fault = options.get("fault").copied();
+    if options.get("precision") == Some(&"bf16") {
+        let formulas = fault.map_or_else(
+            || rounded_formulas(Precision::Bf16),
+            |id| {
+                let mut mutants = reference::mutants::mutants().into_iter();
+                mutants.find(|mutant| mutant.id == id).unwrap().formulas
+            },
+        );
+        let model = Model::open_with(folder, &config, MLA_NORM_EPS, &formulas).unwrap();
+        let hook = RoundedStages(Precision::Bf16);
+        return decode(&mut model.sequence_with(&hook), ids, count, dump);
+    }
+    let source = match fault {
+        None => subjects::shipped()
+            .into_iter()
+            .find(|s| s.name() == "engine")
+            .unwrap(),
+        Some(id) => {
+            let mut mutants = subjects::mutants().into_iter();
+            mutants.find(|mutant| mutant.id == id).unwrap().source
+        }
+    };
+    let eps = options
+        .get("eps")
+        .map_or(MLA_NORM_EPS, |eps| eps.parse().unwrap());
+    let subject = source.open(folder, &config, eps).unwrap();
+    let mut sequence = subject.sequence();
+    decode(sequence.as_mut(), ids, count, dump)
+}
+
+fn decode(
+    sequence: &mut dyn Sequence,
+    ids: &[u32],
+    count: usize,
+    dump: &mut StageDump,
+) -> (Vec<Vec<f64>>, Vec<u32>) {
+    let mut rows: Vec<Vec<f64>> = Vec::new();
+    let mut chosen = Vec::new();
+    let mut feed = ids.to_vec();
+    for step in 0..count {
+        let sink: &mut dyn StageSink = if step == 0 { dump } else { &mut NoStages };
+        let logits = sequence.feed(&feed, sink).unwrap();
+        rows.extend(logits.values.chunks(logits.vocabulary).map(<[f64]>::to_vec));
+        let id = argmax(rows.last().unwrap()).unwrap();
+        chosen.push(id);
+        feed = vec![id];
+    }
+    (rows, chosen)
+}
+
+/// Writes logits and ids, rightly or not.
+fn answer(
+    options: &BTreeMap<&str, &str>,
+    mut rows: Vec<Vec<f64>>,
+    mut chosen: Vec<u32>,
+    given: usize,
+    out: &Path,
+) -> ExitCode {
+    let form = options.get("form").copied().unwrap_or("positions");
+    match form {
+        "generated" => drop(rows.drain(..given - 1)),
+        "prompt" => rows.truncate(given),
+        "row-missing" => drop(rows.drain(..2)),
+        "nan" => rows[1][3] = f64::NAN,
+        "late-by-one" => rows.rotate_right(1),
+        "id-missing" => drop(chosen.pop()),
+        _ => {}
+    }
+    let values = rows.concat();
+    let raw = values
+        .iter()
+        .flat_map(|value| (*value as f32).to_le_bytes());
+    let mut bytes: Vec<u8> = raw.collect();
+    if form == "safetensors" {
+        let tensor = TensorOut {
+            name: "logits",
+            shape: &[1, rows.len(), rows[0].len()],
+            values: &StageValues::Real(values),
+            as_f32: true,
+        };
+        bytes = encode(&[tensor], &BTreeMap::new()).unwrap();
+    }
+    if form == "cut" {
+        bytes.pop();
+    }
+    if form == "empty" {
+        bytes.clear();
+    }
+    std::fs::write(out, bytes).unwrap();
+    let line: Vec<String> = chosen.iter().map(u32::to_string).collect();
+    match form {
+        "json" => println!("{{\"generated_ids\": [{}]}}", line.join(", ")),
+        "garbage" => println!("here you are"),
+        _ => println!("ids follow\n{}", line.join(",")),
+    }
+    if form == "failing" {
+        eprintln!("loading\nno such kernel");
+        return ExitCode::from(9);
+    }
+    ExitCode::SUCCESS
+}
+
+// ---- the tests
+
+fn command(options: &str) -> String {
+    let own = std::env::current_exe().unwrap();
+    format!(
+        "'{}' engine {{model}} {{ids}} {{gen}} {{logits}} {options}",
+        own.display()
+    )
+}
+
+/// The shipped sets as folders, written out once per test.
+fn sets() -> (tempfile::TempDir, PathBuf, PathBuf) {
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("sets");
+    expect(&["export", "--sets", arg(&out)], 0);
+    (folder, out.join("tiny"), out.join("mild"))
+}
+
+fn gates(set: &Path, options: &str, more: &[&str], code: i32) -> String {
+    let command = command(options);
+    let arguments = ["gates", "--evidence", arg(set), "--engine-cmd", &command];
+    expect(&[&arguments[..], more].concat(), code).0
+}
+
+fn right_engines() {
+    let (_folder, tiny, mild) = sets();
+    let report = gates(&mild, "", &[], 0);
+    assert!(report.contains("3 passed, 0 failed"), "{report}");
+    for form in ["prompt", "safetensors", "json"] {
+        let report = gates(
+            &mild,
+            &format!("form={form}"),
+            &["--only", "incremental"],
+            0,
+        );
+        let bits = report.contains(" the bits of its recompute");
+        assert!(bits, "our own engine keeps its bits: {form}: {report}");
+    }
+    let report = gates(&mild, "form=generated", &["--only", "incremental"], 0);
+    assert!(report.contains("20 of 20 rows"), "{report}");
+    let report = gates(&tiny, "", &["--precision", "f32"], 0);
+    assert!(
+        report.contains("4 passed") && report.contains("noise floor of f32"),
+        "{report}"
+    );
+    // Under another epsilon the answers are made anew, and this engine keeps the released one.
+    let report = gates(
+        &tiny,
+        "",
+        &["--only", "greedy", "--mla-norm-eps", "1e-5"],
+        1,
+    );
+    assert!(report.contains("OVERRIDDEN"), "{report}");
+    let twin = "eps=1e-5";
+    gates(
+        &tiny,
+        twin,
+        &["--only", "greedy", "--mla-norm-eps", "1e-5"],
+        0,
+    );
+}
+
+fn planted_mistake() {
+    let (_folder, tiny, _) = sets();
+    let only = ["--only", "teacher-forcing"];
+    let report = gates(&tiny, "fault=k3-values-normed", &only, 1);
+    let named = report
+        .lines()
+        .find(|line| line.contains("conforms to a known mistake"));
+    let named = named.unwrap_or_else(|| panic!("it is not named:\n{report}"));
+    // The same mistake, found in the list of the reference's.
+    assert!(named.contains("l2norm-on-v [K3]"), "{named}");
+    assert!(named.contains("look at layers.0.kda.v first"), "{named}");
+}
+
+/// Right logits over a whole prompt, wrong ones after it.
+fn state_mistake() {
+    let (_folder, tiny, _) = sets();
+    let report = gates(
+        &tiny,
+        "fault=k13-state-not-carried",
+        &["--only", "tiny/*e*"],
+        1,
+    );
+    for row in [
+        "PASS            tiny/teacher-forcing ",
+        "FAIL            tiny/greedy",
+        "FAIL            tiny/incremental",
+    ] {
+        assert!(report.contains(row), "{row}: {report}");
+    }
+}
+
+fn dump_locates() {
+    let (folder, ..) = sets();
+    let (dump, exact) = (folder.path().join("dump"), folder.path().join("exact"));
+    let model = fixture("tiny/model");
+    let ids = "10,20,30,40";
+    let logits = folder.path().join("logits");
+    let options = [arg(&logits), "fault=k3-values-normed"];
+    let own = std::env::current_exe().unwrap();
+    let status = std::process::Command::new(own)
+        .args(["engine", arg(&model), ids, "1"])
+        .args(options)
+        .arg(format!("dump={}", dump.display()))
+        .output()
+        .unwrap();
+    assert!(status.status.success());
+    expect(
+        &[
+            "dump",
+            arg(&model),
+            "--ids",
+            ids,
+            "--by",
+            "reference",
+            arg(&exact),
+        ],
+        0,
+    );
+    let (report, _) = expect(&["compare", arg(&dump), arg(&exact)], 1);
+    assert!(
+        report.contains("first divergence: layers.0.kda.v"),
+        "{report}"
+    );
+}
+
+fn bf16() {
+    let (_folder, tiny, mild) = sets();
+    let precision = ["--precision", "bf16"];
+    let report = gates(&mild, "precision=bf16", &precision, 0);
+    assert!(report.contains("3 passed"), "{report}");
+    for fault in ["l2norm-on-v", "mix-values-normed", "kda-gate-skipped"] {
+        let options = format!("precision=bf16 fault={fault}");
+        let only = ["--precision", "bf16", "--only", "incremental"];
+        let report = gates(&mild, &options, &only, 1);
+        assert!(report.contains("FAIL"), "{fault}: {report}");
+    }
+    // Rounding alone changes what the tiny oracle chooses: it must not judge bf16 at all.
+    let report = gates(&tiny, "precision=bf16", &precision, 4);
+    assert!(report.contains("cannot judge bf16"), "{report}");
+    // Nor does an engine in bf16 pass for one in f32.
+    gates(&mild, "precision=bf16", &["--precision", "f32"], 1);
+}
+
+fn misbehaviour() {
+    let (_folder, _, mild) = sets();
+    for (form, says) in [
+        ("failing", "exit status: 9: no such kernel"),
+        ("row-missing", "rows of 256"),
+        ("nan", "not finite, first in row 1, id 3"),
+        ("late-by-one", "does not conform"),
+        ("id-missing", "expected 20 ids"),
+        ("garbage", "here you are"),
+        ("cut", "no whole f32"),
+        ("empty", "the file is empty"),
+    ] {
+        let report = gates(
+            &mild,
+            &format!("form={form}"),
+            &["--only", "incremental"],
+            1,
+        );
+        let found = report.to_lowercase().contains(&says.to_lowercase());
+        assert!(found, "{form}: {report}");
+    }
+    let set = arg(&mild);
+    for (text, code) in [
+        ("", 2),
+        ("true {ids}", 2),
+        ("true {model} {ids} {gen} {logits} {more}", 2),
+        ("true '{model} {ids} {gen} {logits}", 2),
+        ("/no/such/engine {model} {ids} {gen} {logits}", 3),
+    ] {
+        expect(&["gates", "--evidence", set, "--engine-cmd", text], code);
+    }
+    let sleeper = "sh -c 'sleep 60' {model} {ids} {gen} {logits}";
+    let arguments = [
+        "gates",
+        "--evidence",
+        set,
+        "--only",
+        "greedy",
+        "--engine-timeout",
+        "1",
+    ];
+    let slow = [&arguments[..], &["--engine-cmd", sleeper]].concat();
+    let (report, _) = expect(&slow, 1);
+    assert!(report.contains("did not end within 1 s"), "{report}");
+}
+
+/// The table in `gates/PRECISION.md` has every point of the code, and no other.
+fn documented() {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("gates/PRECISION.md");
+    let text = std::fs::read_to_string(path).unwrap();
+    let rows: Vec<&str> = text
+        .lines()
+        .filter(|line| line.starts_with("| ") && !line.contains("---"))
+        .skip(1)
+        .collect();
+    assert_eq!(rows.len(), reference::rounding::POINTS.len());
+    for (row, point) in rows.iter().zip(reference::rounding::POINTS) {
+        let kept = if point.at_least_single { "f32" } else { "P" };
+        assert_eq!(*row, format!("| {} | {kept} |", point.value));
+    }
+}

@@ -1,0 +1,314 @@
+//! `compare A B [--f64 C]`: two dumps of named tensors from any engine, in execution order.
+
+use std::fmt::Write as _;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use clap::Args;
+use serde::Serialize;
+
+use super::basis::{Basis, BasisArgs};
+use super::logits::verdict;
+use super::output::{self, CommandError, OutputArgs};
+use crate::compare::{DumpComparison, Precision, TensorComparison, compare_dumps, id_list, ids_of};
+use crate::exit::Exit;
+use crate::gates::glob::Glob;
+use crate::host::provenance::{Provenance, default_threads};
+use crate::tensor_file::{TensorFile, read_file};
+
+/// Names listed of those that were not compared.
+const LISTED: usize = 8;
+
+/// What was typed.
+#[derive(Debug, Args)]
+pub struct CompareArgs {
+    /// The subject's dump (safetensors)
+    a: PathBuf,
+    /// The dump it is held against
+    b: PathBuf,
+    /// An exact dump: A and B are both held against it, and beside each other
+    #[arg(long, value_name = "C")]
+    f64: Option<PathBuf>,
+    /// Only the tensors whose names fit; * and ? are wild
+    #[arg(long, value_name = "GLOB")]
+    stages: Option<String>,
+    #[command(flatten)]
+    basis: BasisArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// The report.
+#[derive(Debug, Serialize)]
+struct CompareReport {
+    schema: &'static str,
+    verdict: &'static str,
+    exit_code: u8,
+    stages: Option<String>,
+    ids: Option<Vec<u32>>,
+    pairs: Vec<Pair>,
+    provenance: Provenance,
+}
+
+/// One dump held against another.
+#[derive(Debug, Serialize)]
+struct Pair {
+    /// `A against B`.
+    name: &'static str,
+    /// Whether it decides, or stands beside for the reader.
+    decides: bool,
+    basis: String,
+    basis_assumed: bool,
+    first_divergence: Option<String>,
+    #[serde(flatten)]
+    comparison: DumpComparison,
+}
+
+/// Runs the command.
+///
+/// # Errors
+///
+/// [`CommandError`] when a file cannot be used or the dumps were made from different ids.
+pub fn run(args: &CompareArgs) -> Result<Exit, CommandError> {
+    let start = Instant::now();
+    output::check_writable(&args.output)?;
+    let (a, b) = (open(&args.a)?, open(&args.b)?);
+    let exact = args.f64.as_deref().map(open).transpose()?;
+    let mut named = vec![(&args.a, &a), (&args.b, &b)];
+    named.extend(args.f64.as_ref().zip(exact.as_ref()));
+    if let (Some(path), Some(exact)) = (&args.f64, &exact)
+        && stored(exact) != Precision::F64
+    {
+        let got = stored(exact).name();
+        let error = anyhow::anyhow!("{}: --f64: expected F64 tensors, got {got}", path.display());
+        let hint = "`dump --by reference` writes an exact dump";
+        return Err(CommandError::new(error, Exit::BadInput).hint(hint));
+    }
+    let ids = same_ids(&named)?;
+    let pairs = match &exact {
+        None => vec![pair(args, "A against B", true, (&a, &b), ids.as_deref())?],
+        Some(c) => vec![
+            pair(args, "A against C", true, (&a, c), ids.as_deref())?,
+            pair(args, "B against C", true, (&b, c), ids.as_deref())?,
+            pair(args, "A against B", false, (&a, &b), ids.as_deref())?,
+        ],
+    };
+    let exit = exit_of(&pairs);
+    let inputs = named.iter().map(|(path, _)| path.display().to_string());
+    let report = CompareReport {
+        schema: "k3-verify/compare/1",
+        verdict: verdict(exit),
+        exit_code: exit.code(),
+        stages: args.stages.clone(),
+        ids,
+        pairs,
+        provenance: Provenance::since(start, default_threads(), inputs.collect()),
+    };
+    let text = text(&report, &named);
+    output::deliver(&args.output, &report, &text)?;
+    Ok(exit)
+}
+
+fn open(path: impl AsRef<Path>) -> Result<TensorFile, CommandError> {
+    read_file(path.as_ref()).map_err(|error| {
+        let hint = "a dump is a safetensors file of named tensors, as `dump` writes it";
+        CommandError::new(error, Exit::BadInput).hint(hint)
+    })
+}
+
+/// The ids that all files which say so agree on.
+fn same_ids(files: &[(&PathBuf, &TensorFile)]) -> Result<Option<Vec<u32>>, CommandError> {
+    let mut known: Option<(&PathBuf, Vec<u32>)> = None;
+    for (path, file) in files {
+        let Some(ids) = ids_of(file) else { continue };
+        match &known {
+            None => known = Some((path, ids)),
+            Some((first, right)) if *right != ids => {
+                let error = anyhow::anyhow!(
+                    "made from different ids: {} in {}, {} in {}",
+                    id_list(right),
+                    first.display(),
+                    id_list(&ids),
+                    path.display()
+                );
+                let hint = "stages after different ids have nothing in common to compare";
+                return Err(CommandError::new(error, Exit::Disagrees).hint(hint));
+            }
+            Some(_) => {}
+        }
+    }
+    Ok(known.map(|(_, ids)| ids))
+}
+
+/// The narrowest precision in which a dump keeps real values.
+fn stored(file: &TensorFile) -> Precision {
+    let stored = file.tensors.values().filter_map(|tensor| tensor.stored);
+    stored.min().unwrap_or(Precision::F64)
+}
+
+fn pair(
+    args: &CompareArgs,
+    name: &'static str,
+    decides: bool,
+    (got, expected): (&TensorFile, &TensorFile),
+    ids: Option<&[u32]>,
+) -> Result<Pair, CommandError> {
+    let exact = stored(expected) == Precision::F64;
+    let basis = if decides {
+        args.basis
+            .decide(exact, &expected.metadata, stored(got), ids)?
+    } else {
+        Basis::Bits
+    };
+    let pattern = args.stages.as_deref().map(Glob::new);
+    let wanted = |name: &str| pattern.as_ref().is_none_or(|glob| glob.matches(name));
+    let budget = |name: &str, values: &[f64]| basis.budget(name, values);
+    let comparison = compare_dumps(got, expected, &wanted, &budget);
+    let first = comparison.first_divergence();
+    Ok(Pair {
+        name,
+        decides,
+        basis: if decides {
+            basis.describe()
+        } else {
+            "equal bits, for the reader; it decides nothing".to_owned()
+        },
+        basis_assumed: basis.assumed(),
+        first_divergence: first.map(|(_, tensor)| tensor.name.clone()),
+        comparison,
+    })
+}
+
+/// A difference wins over what was not compared; nothing compared is no pass.
+fn exit_of(pairs: &[Pair]) -> Exit {
+    let mut exit = Exit::Conforms;
+    for pair in pairs.iter().filter(|pair| pair.decides) {
+        let comparison = &pair.comparison;
+        if comparison.differing() > 0 {
+            exit = exit.and(Exit::Disagrees);
+        }
+        let absent = comparison.only_expected.len() + comparison.only_got.len();
+        if absent > 0 || comparison.tensors.is_empty() {
+            exit = exit.and(Exit::Incomplete);
+        }
+    }
+    exit
+}
+
+fn text(report: &CompareReport, files: &[(&PathBuf, &TensorFile)]) -> String {
+    let mut text = String::new();
+    // Writing to a String cannot fail.
+    let _ = write_text(&mut text, report, files);
+    text
+}
+
+fn write_text(
+    text: &mut String,
+    report: &CompareReport,
+    files: &[(&PathBuf, &TensorFile)],
+) -> std::fmt::Result {
+    writeln!(text, "k3-verify compare: named tensors in execution order")?;
+    for (letter, (path, file)) in ['A', 'B', 'C'].iter().zip(files) {
+        let ids = ids_of(file).map_or("ids unknown".to_owned(), |ids| {
+            format!("ids {}", id_list(&ids))
+        });
+        let precision = stored(file).name();
+        let count = file.tensors.len();
+        let path = path.display();
+        writeln!(
+            text,
+            "{letter}: {path}: {count} tensors, {precision}, {ids}"
+        )?;
+    }
+    if let Some(stages) = &report.stages {
+        writeln!(text, "stages: {stages}")?;
+    }
+    for pair in &report.pairs {
+        write_pair(text, pair)?;
+    }
+    if let [a, b, _] = report.pairs.as_slice() {
+        write_nearer(text, a, b)?;
+    }
+    writeln!(text, "\nVERDICT: {}", report.verdict)
+}
+
+fn write_pair(text: &mut String, pair: &Pair) -> std::fmt::Result {
+    let comparison = &pair.comparison;
+    let count = comparison.tensors.len();
+    writeln!(text, "\n{}", pair.name)?;
+    writeln!(text, "  basis: {}", pair.basis)?;
+    match comparison.first_divergence() {
+        None if count == 0 => writeln!(text, "  nothing in common to compare")?,
+        None => writeln!(text, "  no divergence in {count} tensors")?,
+        Some((place, first)) => {
+            writeln!(text, "  first divergence: {}", describe(first))?;
+            writeln!(
+                text,
+                "  {place} tensors before it agree; {} of {count} differ",
+                comparison.differing()
+            )?;
+            if let Some((ratio, tensor)) = comparison.worst_of(place) {
+                let name = &tensor.name;
+                writeln!(
+                    text,
+                    "  nearest to its budget before it: {name} at {ratio:.2e}"
+                )?;
+            }
+        }
+    }
+    if let Some((ratio, tensor)) = comparison.worst_of(count) {
+        writeln!(
+            text,
+            "  worst of all: {} at {ratio:.2e} of its budget",
+            tensor.name
+        )?;
+    }
+    for (side, names) in [
+        ("only in the expected dump", &comparison.only_expected),
+        ("only in the subject's dump", &comparison.only_got),
+    ] {
+        if !names.is_empty() {
+            let shown = names[..names.len().min(LISTED)].join(", ");
+            let more = if names.len() > LISTED { ", …" } else { "" };
+            writeln!(
+                text,
+                "  NOT RUN: {} tensors {side}: {shown}{more}",
+                names.len()
+            )?;
+        }
+    }
+    Ok(())
+}
+
+fn describe(tensor: &TensorComparison) -> String {
+    let record = &tensor.record;
+    match (&record.problem, &record.first_mismatch) {
+        (Some(problem), _) => format!("{}: {problem}", tensor.name),
+        (None, Some(first)) => {
+            let worst = record.max_abs.as_ref().map_or_else(String::new, |worst| {
+                format!("; worst {:.3e} at {:?}", worst.difference, worst.index)
+            });
+            format!(
+                "{} at {:?}: expected {:e}, got {:e}, difference {:.3e}, budget {}{worst}",
+                tensor.name,
+                first.index,
+                first.expected,
+                first.got,
+                first.difference,
+                record.budget
+            )
+        }
+        (None, None) => tensor.name.clone(),
+    }
+}
+
+/// Which of the two is farther from the exact dump, at the first place where either leaves it.
+fn write_nearer(text: &mut String, a: &Pair, b: &Pair) -> std::fmt::Result {
+    let said = match (&a.first_divergence, &b.first_divergence) {
+        (None, None) => "both conform to C".to_owned(),
+        (Some(at), None) => format!("A is the one that is off, from {at} on"),
+        (None, Some(at)) => format!("B is the one that is off, from {at} on"),
+        (Some(in_a), Some(in_b)) => format!("both are off: A from {in_a} on, B from {in_b} on"),
+    };
+    writeln!(text, "\nthree ways: {said}")
+}

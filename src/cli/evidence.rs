@@ -1,0 +1,200 @@
+//! `evidence MODEL --ids … --gen N OUT`: an evidence set for any checkpoint, answers by the f64
+//! reference.
+
+use std::collections::BTreeMap;
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+use std::time::Instant;
+
+use clap::Args;
+use serde::Serialize;
+
+use super::export::{NewFolder, copy_below, files_below};
+use super::model_args::{
+    Ids, check_ids, epsilon_line, model_and_out, parse_epsilon, parse_ids, read_config,
+};
+use super::output::{self, CommandError, OutputArgs};
+use crate::config::MLA_NORM_EPS;
+use crate::exit::Exit;
+use crate::gates::answers::{AnswerError, Answers, floors};
+use crate::gates::fixtures::hex_sha256;
+use crate::gates::noise_floor::NoiseFloor;
+use crate::host::provenance::{Provenance, default_threads};
+use crate::stages::{Stage, StageKey};
+
+/// Checkpoints up to this size are copied into the set, larger ones linked.
+const COPIED_BYTES: u64 = 1 << 30;
+
+/// What was typed.
+#[derive(Debug, Args)]
+pub struct EvidenceArgs {
+    /// The checkpoint, unless --model or K3_MODEL names it, then the folder to make
+    #[arg(value_name = "[MODEL] OUT", num_args = 1..=2, required = true)]
+    paths: Vec<PathBuf>,
+    /// The checkpoint
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+    /// Prompt ids, with commas
+    #[arg(long, value_name = "IDS", value_parser = parse_ids, required = true)]
+    ids: Ids,
+    /// Ids to generate greedily after the prompt, 1 to 65536
+    #[arg(long = "gen", value_name = "N", required = true,
+        value_parser = clap::value_parser!(u32).range(1..=65536))]
+    count: u32,
+    /// Epsilon of the two low-rank norms in MLA
+    #[arg(long, value_name = "X", default_value_t = MLA_NORM_EPS, value_parser = parse_epsilon)]
+    mla_norm_eps: f64,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// The report.
+#[derive(Debug, Serialize)]
+struct EvidenceReport {
+    schema: &'static str,
+    prompt_ids: Vec<u32>,
+    greedy_ids: Vec<u32>,
+    mla_norm_eps: f64,
+    /// Smallest distance between the two largest logits of a position.
+    least_gap: f64,
+    noise: Vec<Noise>,
+    model_linked: bool,
+    provenance: Provenance,
+}
+
+#[derive(Debug, Serialize)]
+struct Noise {
+    precision: &'static str,
+    logits_max_abs: f64,
+    /// The first decision that rounding alone changes; the set cannot judge that precision.
+    first_flip: Option<String>,
+}
+
+impl Noise {
+    fn of(floor: &NoiseFloor) -> Self {
+        let logits = floor.stages.get(&StageKey::model(Stage::Logits));
+        Self {
+            precision: floor.precision.name(),
+            logits_max_abs: logits.map_or(f64::NAN, |floor| floor.max_abs),
+            first_flip: floor.flipped.clone(),
+        }
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+///
+/// [`CommandError`] for a checkpoint that is refused, ids it does not have, a folder that is in
+/// use or cannot be written.
+pub fn run(args: &EvidenceArgs) -> Result<Exit, CommandError> {
+    let start = Instant::now();
+    let (model, out) = model_and_out(&args.paths, args.model.as_deref())?;
+    output::check_writable(&args.output)?;
+    let config = read_config(&model)?;
+    check_ids(&args.ids.0, &config)?;
+    let made = NewFolder::beside(&out)?;
+    let bad = |error: AnswerError| CommandError::new(error, Exit::BadInput);
+    let count = args.count as usize;
+    let answers =
+        Answers::make(&model, &config, args.mla_norm_eps, &args.ids.0, count).map_err(bad)?;
+    let floors = floors(&model, &config, args.mla_norm_eps, &answers.full_ids())
+        .map_err(|error| bad(error.into()))?;
+    let tensors = answers.tensors(&config).map_err(bad)?;
+    output::write_whole(&made.path().join("expected.safetensors"), &tensors)?;
+    let model_linked = place_model(&model, made.path())?;
+    let hashes = hashes(&model, model_linked);
+    let name = out
+        .file_name()
+        .map_or("set".into(), |name| name.to_string_lossy());
+    let json = answers.json(&name, args.mla_norm_eps, &floors, &hashes);
+    let mut json =
+        serde_json::to_string_pretty(&json).map_err(|e| CommandError::new(e, Exit::BadInput))?;
+    json.push('\n');
+    output::write_whole(&made.path().join("expected.json"), json.as_bytes())?;
+    made.keep(&out)?;
+    let report = EvidenceReport {
+        schema: "k3-verify/evidence/1",
+        prompt_ids: answers.prompt_ids,
+        greedy_ids: answers.greedy_ids,
+        mla_norm_eps: args.mla_norm_eps,
+        least_gap: answers.least_gap,
+        noise: floors.iter().map(Noise::of).collect(),
+        model_linked,
+        provenance: Provenance::since(start, default_threads(), vec![model.display().to_string()]),
+    };
+    output::deliver(&args.output, &report, &text(&report, &out))?;
+    Ok(Exit::Conforms)
+}
+
+/// Copies a small checkpoint, links a large one; says whether it linked.
+fn place_model(model: &Path, set: &Path) -> Result<bool, CommandError> {
+    let size = |file: &String| fs::metadata(model.join(file)).map_or(0, |facts| facts.len());
+    let bytes: u64 = files_below(model).iter().map(size).sum();
+    let target = set.join("model");
+    if bytes <= COPIED_BYTES {
+        copy_below(model, &target)?;
+        return Ok(false);
+    }
+    let absolute = model.canonicalize();
+    absolute
+        .and_then(|from| std::os::unix::fs::symlink(from, &target))
+        .map_err(|error| {
+            let error = anyhow::anyhow!("{}: cannot link: {error}", target.display());
+            CommandError::new(error, Exit::BadInput)
+        })?;
+    Ok(true)
+}
+
+/// Hashes of the checkpoint's files where they lie in the set; a linked one is only linked.
+fn hashes(model: &Path, linked: bool) -> BTreeMap<String, String> {
+    if linked {
+        return BTreeMap::new();
+    }
+    let hash = |file: String| {
+        let bytes = fs::read(model.join(&file)).ok()?;
+        Some((format!("model/{file}"), hex_sha256(&bytes)))
+    };
+    files_below(model).into_iter().filter_map(hash).collect()
+}
+
+fn text(report: &EvidenceReport, out: &Path) -> String {
+    let mut text = String::new();
+    // Writing to a String cannot fail.
+    let _ = write_text(&mut text, report, out);
+    text
+}
+
+fn write_text(text: &mut String, report: &EvidenceReport, out: &Path) -> std::fmt::Result {
+    let joined = |ids: &[u32]| {
+        let ids: Vec<String> = ids.iter().map(u32::to_string).collect();
+        ids.join(",")
+    };
+    writeln!(text, "k3-verify evidence: answers by the f64 reference")?;
+    writeln!(text, "{}", epsilon_line(report.mla_norm_eps))?;
+    writeln!(text, "prompt ids: {}", joined(&report.prompt_ids))?;
+    writeln!(text, "greedy ids: {}", joined(&report.greedy_ids))?;
+    writeln!(
+        text,
+        "least distance of the two best logits: {:.3e}",
+        report.least_gap
+    )?;
+    for noise in &report.noise {
+        write!(
+            text,
+            "noise of {}: {:.3e} in a logit",
+            noise.precision, noise.logits_max_abs
+        )?;
+        match &noise.first_flip {
+            None => writeln!(text, ", no decision changes")?,
+            Some(flip) => writeln!(text, "; it changes {flip}: no use for {}", noise.precision)?,
+        }
+    }
+    let model = if report.model_linked {
+        "model/ is a link"
+    } else {
+        "model/ is a copy"
+    };
+    writeln!(text, "{}: {model}", out.display())
+}

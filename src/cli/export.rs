@@ -1,0 +1,164 @@
+//! `export DIR`: the shipped fixtures and evidence sets, written to disk.
+//!
+//! `DIR` then serves `gates --fixtures DIR`, and `DIR/tiny` is an evidence set for `gates
+//! --evidence`. The mild twin ships as a difference from the tiny oracle; `--sets` writes both as
+//! complete evidence sets instead.
+
+use std::fmt::Write as _;
+use std::fs;
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+use super::model_args::usage;
+use super::output::{self, CommandError, OutputArgs};
+use crate::exit::Exit;
+use crate::gates::fixtures::Fixtures;
+
+/// What was typed.
+#[derive(Debug, Args)]
+pub struct ExportArgs {
+    /// Folder to make; it must not be there yet, or be empty
+    dir: PathBuf,
+    /// Write the evidence sets tiny and mild, each with its checkpoint, and nothing else
+    #[arg(long)]
+    sets: bool,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// Runs the command.
+///
+/// # Errors
+///
+/// [`CommandError`] when the folder is in use or cannot be written.
+pub fn run(args: &ExportArgs) -> Result<Exit, CommandError> {
+    output::check_writable(&args.output)?;
+    let fixtures =
+        Fixtures::embedded().map_err(|error| CommandError::new(error, Exit::BadInput))?;
+    let made = NewFolder::beside(&args.dir)?;
+    if args.sets {
+        copy_below(&fixtures.root.join("tiny"), &made.path().join("tiny"))?;
+        let mild = fixtures
+            .compose_mild_twin()
+            .map_err(|error| CommandError::new(error, Exit::BadInput))?;
+        copy_below(&mild, &made.path().join("mild/model"))?;
+        for name in ["expected.json", "expected.safetensors"] {
+            let from = fixtures.root.join("mild").join(name);
+            copy_file(&from, &made.path().join("mild").join(name))?;
+        }
+    } else {
+        copy_below(&fixtures.root, made.path())?;
+    }
+    let files = files_below(made.path());
+    made.keep(&args.dir)?;
+    let mut text = String::new();
+    // Writing to a String cannot fail.
+    let _ = writeln!(text, "{} files: {}", files.len(), args.dir.display());
+    for file in &files {
+        let _ = writeln!(text, "{file}");
+    }
+    let json = serde_json::json!({"schema": "k3-verify/export/1", "files": files});
+    output::deliver(&args.output, &json, &text)?;
+    Ok(Exit::Conforms)
+}
+
+/// A folder under a temporary name, renamed when it is complete.
+pub struct NewFolder(tempfile::TempDir);
+
+impl NewFolder {
+    /// Beside the folder that it will become.
+    ///
+    /// # Errors
+    ///
+    /// That folder has something in it, or its parent cannot be written.
+    pub fn beside(target: &Path) -> Result<Self, CommandError> {
+        let in_use = match fs::read_dir(target) {
+            Ok(mut entries) => entries.next().is_some(),
+            Err(_) => target.symlink_metadata().is_ok(),
+        };
+        if in_use {
+            let message = format!("{}: expected a new or empty folder", target.display());
+            return Err(usage(message, "nothing that is there is overwritten"));
+        }
+        let parent = match target.parent() {
+            Some(parent) if !parent.as_os_str().is_empty() => parent,
+            _ => Path::new("."),
+        };
+        tempfile::Builder::new()
+            .prefix(".k3-verify-")
+            .tempdir_in(parent)
+            .map(Self)
+            .map_err(|error| cannot_write(target, &error))
+    }
+
+    /// Where to write.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.0.path()
+    }
+
+    /// Gives it its name.
+    ///
+    /// # Errors
+    ///
+    /// It cannot be renamed.
+    pub fn keep(self, target: &Path) -> Result<(), CommandError> {
+        use std::os::unix::fs::PermissionsExt as _;
+        // As an ordinary new folder, not for the owner alone; one that is empty makes room.
+        let ordinary = fs::Permissions::from_mode(0o755);
+        fs::set_permissions(self.path(), ordinary)
+            .and_then(|()| fs::rename(self.path(), target))
+            .map_err(|error| cannot_write(target, &error))?;
+        // It is no longer under the temporary name; there is nothing to remove.
+        let _ = self.0.keep();
+        Ok(())
+    }
+}
+
+fn cannot_write(path: &Path, error: &std::io::Error) -> CommandError {
+    let error = anyhow::anyhow!("{}: cannot write: {error}", path.display());
+    CommandError::new(error, Exit::BadInput)
+}
+
+/// Copies every file below a folder.
+///
+/// # Errors
+///
+/// A file cannot be read or written.
+pub fn copy_below(from: &Path, to: &Path) -> Result<(), CommandError> {
+    for file in files_below(from) {
+        copy_file(&from.join(&file), &to.join(&file))?;
+    }
+    Ok(())
+}
+
+fn copy_file(from: &Path, to: &Path) -> Result<(), CommandError> {
+    if let Some(folder) = to.parent() {
+        fs::create_dir_all(folder).map_err(|error| cannot_write(folder, &error))?;
+    }
+    fs::copy(from, to).map_err(|error| cannot_write(to, &error))?;
+    Ok(())
+}
+
+/// Paths of all files below `root`, relative to it, sorted; links to files count as files.
+pub fn files_below(root: &Path) -> Vec<String> {
+    let mut found = Vec::new();
+    let mut folders = vec![String::new()];
+    while let Some(folder) = folders.pop() {
+        for entry in fs::read_dir(root.join(&folder))
+            .into_iter()
+            .flatten()
+            .flatten()
+        {
+            let name = format!("{folder}{}", entry.file_name().to_string_lossy());
+            if entry.path().is_dir() {
+                folders.push(name + "/");
+            } else {
+                found.push(name);
+            }
+        }
+    }
+    found.sort();
+    found
+}

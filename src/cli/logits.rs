@@ -1,0 +1,304 @@
+//! `logits A B`: two logit files of anyone, compared.
+
+use std::fmt::Write as _;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use clap::Args;
+use serde::Serialize;
+
+use super::basis::BasisArgs;
+use super::output::{self, CommandError, OutputArgs};
+use crate::compare::{LogitComparison, LogitFile, Precision, compare_logits, id_list};
+use crate::exit::Exit;
+use crate::host::provenance::{Provenance, default_threads};
+
+/// What was typed.
+#[derive(Debug, Args)]
+pub struct LogitsArgs {
+    /// The subject: raw f32, JSON with `logits_bits`, safetensors, run JSON
+    a: PathBuf,
+    /// What it is held against, in any of the same forms
+    b: PathBuf,
+    /// Logits per row, where neither file says
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    vocabulary: Option<u32>,
+    #[command(flatten)]
+    basis: BasisArgs,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// The report.
+#[derive(Debug, Serialize)]
+struct LogitReport {
+    schema: &'static str,
+    verdict: &'static str,
+    exit_code: u8,
+    basis: String,
+    basis_assumed: bool,
+    a: Side,
+    b: Side,
+    vocabulary: usize,
+    comparison: LogitComparison,
+    provenance: Provenance,
+}
+
+#[derive(Debug, Serialize)]
+struct Side {
+    form: &'static str,
+    stored: Precision,
+    logits: usize,
+    prompt_ids: Option<Vec<u32>>,
+}
+
+impl Side {
+    fn of(file: &LogitFile) -> Self {
+        Self {
+            form: file.form,
+            stored: file.stored,
+            logits: file.values.len(),
+            prompt_ids: file.prompt_ids.clone(),
+        }
+    }
+
+    fn line(&self, letter: char, path: &std::path::Path) -> String {
+        let ids = self.prompt_ids.as_deref();
+        let ids = ids.map_or("ids unknown".to_owned(), |ids| {
+            format!("ids {}", id_list(ids))
+        });
+        format!(
+            "{letter}: {}: {}, {} logits, {ids}",
+            path.display(),
+            self.form,
+            self.logits
+        )
+    }
+}
+
+/// Runs the command.
+///
+/// # Errors
+///
+/// [`CommandError`] when a file cannot be used or the two were made from different ids.
+pub fn run(args: &LogitsArgs) -> Result<Exit, CommandError> {
+    let start = Instant::now();
+    output::check_writable(&args.output)?;
+    let read = |path: &PathBuf| {
+        LogitFile::read(path).map_err(|error| {
+            CommandError::new(error, Exit::BadInput).hint(
+                "a logit file is raw little-endian f32, JSON with logits_bits, or safetensors",
+            )
+        })
+    };
+    let (a, b) = (read(&args.a)?, read(&args.b)?);
+    let vocabulary = vocabulary(args, &a, &b)?;
+    let rows = b.values.len() / vocabulary;
+    if let Some(difference) = a.differs_in_ids(&b, rows) {
+        let error = anyhow::anyhow!("made from different ids: {difference}");
+        let hint = "logits after different ids have nothing in common to compare";
+        return Err(CommandError::new(error, Exit::Disagrees).hint(hint));
+    }
+    let exact = b.stored == Precision::F64;
+    let ids = a.prompt_ids.as_deref().or(b.prompt_ids.as_deref());
+    let basis = args.basis.decide(exact, &b.header, a.stored, ids)?;
+    let budget = basis.budget("logits", &b.values);
+    let comparison = compare_logits(&a.values, &b.values, vocabulary, &budget);
+    let exit = if comparison.passed {
+        Exit::Conforms
+    } else {
+        Exit::Disagrees
+    };
+    let inputs = [&args.a, &args.b].map(|path| path.display().to_string());
+    let report = LogitReport {
+        schema: "k3-verify/logits/1",
+        verdict: verdict(exit),
+        exit_code: exit.code(),
+        basis: basis.describe(),
+        basis_assumed: basis.assumed(),
+        a: Side::of(&a),
+        b: Side::of(&b),
+        vocabulary,
+        comparison,
+        provenance: Provenance::since(start, default_threads(), inputs.to_vec()),
+    };
+    let text = text(&report, args);
+    output::deliver(&args.output, &report, &text)?;
+    Ok(exit)
+}
+
+/// The verdict in words.
+pub fn verdict(exit: Exit) -> &'static str {
+    match exit {
+        Exit::Conforms => "CONFORMS",
+        Exit::Disagrees => "DOES NOT CONFORM",
+        _ => "INCOMPLETE",
+    }
+}
+
+/// The size of a row: what a file says, what was typed, or else one row.
+fn vocabulary(args: &LogitsArgs, a: &LogitFile, b: &LogitFile) -> Result<usize, CommandError> {
+    let typed = args.vocabulary.map(|size| size as usize);
+    let said = [typed, b.vocabulary, a.vocabulary];
+    let size = said.into_iter().flatten().next().unwrap_or(b.values.len());
+    for other in said.into_iter().flatten() {
+        if other != size {
+            let error = anyhow::anyhow!("vocabulary: expected {size}, got {other}");
+            return Err(CommandError::new(error, Exit::Disagrees)
+                .hint("the two files, or --vocabulary, name different sizes of a row"));
+        }
+    }
+    if size == 0 || !b.values.len().is_multiple_of(size) {
+        let count = b.values.len();
+        let error = anyhow::anyhow!(
+            "{}: expected whole rows of {size} logits, got {count} logits",
+            b.path.display()
+        );
+        return Err(CommandError::new(error, Exit::BadInput)
+            .hint("--vocabulary says how many logits a row has"));
+    }
+    Ok(size)
+}
+
+/// Six digits and an exponent of two, as other tools print it: `7.867813e-06`.
+fn scientific(value: f64) -> String {
+    let plain = format!("{value:.6e}");
+    match plain.split_once('e') {
+        Some((digits, exponent)) => match exponent.strip_prefix('-') {
+            Some(size) => format!("{digits}e-{size:0>2}"),
+            None => format!("{digits}e+{exponent:0>2}"),
+        },
+        None => plain,
+    }
+}
+
+fn text(report: &LogitReport, args: &LogitsArgs) -> String {
+    let mut text = String::new();
+    // Writing to a String cannot fail.
+    let _ = write_text(&mut text, report, args);
+    text
+}
+
+fn write_text(text: &mut String, report: &LogitReport, args: &LogitsArgs) -> std::fmt::Result {
+    let comparison = &report.comparison;
+    let record = &comparison.record;
+    writeln!(text, "k3-verify logits: A against B")?;
+    writeln!(text, "{}", report.a.line('A', &args.a))?;
+    writeln!(text, "{}", report.b.line('B', &args.b))?;
+    writeln!(text, "basis: {}\n", report.basis)?;
+    if let Some(problem) = &record.problem {
+        writeln!(text, "not comparable: {problem}")?;
+        return writeln!(text, "\nVERDICT: {}", report.verdict);
+    }
+    write_rows(text, comparison, report.vocabulary)?;
+    if let Some(worst) = &record.max_abs {
+        writeln!(
+            text,
+            "max diff            {} at row {}, id {} ({} against {})",
+            scientific(worst.difference),
+            worst.index[0],
+            worst.index[1],
+            worst.got,
+            worst.expected
+        )?;
+    }
+    writeln!(
+        text,
+        "relative to max|ref| {}",
+        scientific(comparison.relative_to_largest)
+    )?;
+    writeln!(text, "mean diff           {}", scientific(record.mean_abs))?;
+    writeln!(
+        text,
+        "p50, p99.9 diff     {:.3e}, {:.3e}",
+        record.p50_abs, record.p99_9_abs
+    )?;
+    if let Some(worst) = &record.max_rel {
+        writeln!(
+            text,
+            "max relative diff   {:.3e} at {:?}",
+            worst.difference, worst.index
+        )?;
+    }
+    writeln!(text, "max ULP (f32)       {}", record.max_ulp_f32)?;
+    if let Some(cosine) = record.cosine {
+        writeln!(text, "cosine              {cosine:.12}")?;
+    }
+    let ratio = record
+        .ratio
+        .map_or(String::new(), |ratio| format!(", ratio {ratio:.3e}"));
+    writeln!(
+        text,
+        "budget              {}, required {:.3e}{ratio}, {} of {} beyond",
+        record.budget, record.required, record.mismatches, record.count
+    )?;
+    writeln!(text, "\nVERDICT: {}", report.verdict)
+}
+
+fn write_rows(
+    text: &mut String,
+    comparison: &LogitComparison,
+    vocabulary: usize,
+) -> std::fmt::Result {
+    let rows = &comparison.rows;
+    match rows.as_slice() {
+        [row] if row.argmax_got == row.argmax_expected => writeln!(
+            text,
+            "argmax              {} both ({:.6} / {:.6})",
+            row.argmax_got, row.top_got, row.top_expected
+        )?,
+        _ => {
+            let same = comparison.same_argmax();
+            writeln!(text, "argmax              {same} of {} rows", rows.len())?;
+            for row in rows
+                .iter()
+                .filter(|row| row.argmax_got != row.argmax_expected)
+            {
+                writeln!(
+                    text,
+                    "                    row {}: {} against {}, rated {:.3e} lower: {}",
+                    row.row,
+                    row.argmax_got,
+                    row.argmax_expected,
+                    row.gap,
+                    if row.near_tie {
+                        "a near tie"
+                    } else {
+                        "NOT a near tie"
+                    }
+                )?;
+            }
+        }
+    }
+    let least = |value: fn(&crate::compare::RowAgreement) -> f64| {
+        rows.iter().map(value).fold(f64::INFINITY, f64::min)
+    };
+    let of = rows.first().map_or(0, |row| row.overlap_of);
+    let overlap = rows.iter().map(|row| row.overlap).min().unwrap_or(0);
+    let which = if rows.len() > 1 {
+        ", least of all rows"
+    } else {
+        ""
+    };
+    writeln!(text, "top-{of} overlap      {overlap}/{of}{which}")?;
+    writeln!(
+        text,
+        "rank correlation    {:.9}{which}",
+        least(|row| row.rank_correlation)
+    )?;
+    writeln!(
+        text,
+        "correlation         {:.12}{which}",
+        least(|row| row.correlation)
+    )?;
+    let most = rows.iter().map(|row| row.kl_divergence).fold(0.0, f64::max);
+    let which = if rows.len() > 1 {
+        ", largest of all rows"
+    } else {
+        ""
+    };
+    writeln!(
+        text,
+        "KL divergence       {most:.3e} nats over {vocabulary} ids{which}"
+    )
+}

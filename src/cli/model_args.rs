@@ -1,0 +1,155 @@
+//! What commands that run a model share: which checkpoint, which ids, which epsilon.
+
+use std::path::{Path, PathBuf};
+
+use super::output::CommandError;
+use crate::config::{MLA_NORM_EPS, RawConfig};
+use crate::exit::Exit;
+
+/// Token ids as typed: decimal numbers with commas between them and nothing else, so that no
+/// slip of the pen turns into another id.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ids(pub Vec<u32>);
+
+/// Reads `1,2,3`.
+///
+/// # Errors
+///
+/// The part that is not a number of digits alone, or is too large for an id.
+pub fn parse_ids(text: &str) -> Result<Ids, String> {
+    let id = |part: &str| {
+        let plain = !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
+        plain
+            .then(|| part.parse::<u32>().ok())
+            .flatten()
+            .ok_or_else(|| format!("expected ids such as 1,2,3, got {part:?} among them"))
+    };
+    text.split(',').map(id).collect::<Result<_, _>>().map(Ids)
+}
+
+/// A positive, finite number.
+///
+/// # Errors
+///
+/// Anything else.
+pub fn parse_epsilon(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if value.is_finite() && value > 0.0 => Ok(value),
+        _ => Err("expected a positive, finite number".to_owned()),
+    }
+}
+
+/// A usage error in one line with a hint.
+pub fn usage(message: impl std::fmt::Display, hint: &str) -> CommandError {
+    CommandError::new(anyhow::anyhow!("{message}"), Exit::Usage).hint(hint)
+}
+
+/// The checkpoint and the output out of `[MODEL] OUT`, `--model` and `K3_MODEL`.
+///
+/// # Errors
+///
+/// A checkpoint named twice or not at all.
+pub fn model_and_out(
+    paths: &[PathBuf],
+    flag: Option<&Path>,
+) -> Result<(PathBuf, PathBuf), CommandError> {
+    match (paths, flag) {
+        ([model, out], None) => Ok((model.clone(), out.clone())),
+        ([_, _], Some(_)) => Err(usage(
+            "a checkpoint is given twice, as MODEL and with --model",
+            "give it once",
+        )),
+        ([out], Some(model)) => Ok((model.to_owned(), out.clone())),
+        ([out], None) => match std::env::var_os("K3_MODEL") {
+            Some(model) => Ok((model.into(), out.clone())),
+            None => Err(usage(
+                "no checkpoint: expected MODEL before OUT, --model DIR or K3_MODEL",
+                "a checkpoint is a folder with config.json, shards and their index",
+            )),
+        },
+        _ => Err(usage("expected [MODEL] OUT", "see --help")),
+    }
+}
+
+/// Reads a checkpoint's configuration.
+///
+/// # Errors
+///
+/// What is wrong with it.
+pub fn read_config(folder: &Path) -> Result<RawConfig, CommandError> {
+    RawConfig::read(&folder.join("config.json"))
+        .map_err(|error| CommandError::new(error, Exit::BadInput))
+}
+
+/// Refuses ids outside the vocabulary.
+///
+/// # Errors
+///
+/// The first such id.
+pub fn check_ids(ids: &[u32], config: &RawConfig) -> Result<(), CommandError> {
+    match ids.iter().find(|id| **id as usize >= config.vocab_size) {
+        None => Ok(()),
+        Some(id) => Err(usage(
+            format!("--ids: expected ids below {}, got {id}", config.vocab_size),
+            "the vocabulary's size is vocab_size in config.json",
+        )),
+    }
+}
+
+/// Refuses a file that cannot be written before any long work.
+///
+/// # Errors
+///
+/// The folder it would lie in is missing or not writable, or it is a folder itself.
+pub fn check_target(out: &Path) -> Result<(), CommandError> {
+    if out.is_dir() {
+        let message = format!("{}: expected a file to write, got a folder", out.display());
+        return Err(usage(message, "name the file itself"));
+    }
+    let folder = match out.parent() {
+        Some(folder) if !folder.as_os_str().is_empty() => folder,
+        _ => Path::new("."),
+    };
+    tempfile::tempfile_in(folder).map(|_| ()).map_err(|error| {
+        let error = anyhow::anyhow!("{}: cannot write: {error}", out.display());
+        CommandError::new(error, Exit::BadInput).hint("its folder must be there and writable")
+    })
+}
+
+/// How a report states the epsilon of the MLA low-rank norms.
+pub fn epsilon_line(eps: f64) -> String {
+    let note = if eps == MLA_NORM_EPS {
+        "the released value".to_owned()
+    } else {
+        format!("OVERRIDDEN, released {MLA_NORM_EPS:e}")
+    };
+    format!("epsilon of the MLA low-rank norms: {eps:e} ({note})")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// None of these may become another id.
+    #[test]
+    fn h01_ids_are_digits_and_commas() {
+        for wrong in [
+            "abc",
+            "1,x",
+            "1,,2",
+            "1,2,",
+            "1 2",
+            "",
+            "-1",
+            "4294967296",
+            "9999999999999999999",
+            "0x10",
+            "+1",
+            "1.0",
+            "1, 2",
+        ] {
+            assert!(parse_ids(wrong).is_err(), "{wrong}");
+        }
+        assert_eq!(parse_ids("0,4294967295,7"), Ok(Ids(vec![0, u32::MAX, 7])));
+    }
+}
