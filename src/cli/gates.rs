@@ -19,14 +19,15 @@ use crate::gates::glob::Glob;
 use crate::gates::kernels::KERNEL_GATES;
 use crate::gates::kill_matrix::{self, KillMatrix, Mutant};
 use crate::gates::outcome::Verdict;
+use crate::gates::ratchet::Ratchet;
 use crate::gates::registry::ORACLE_GATES;
-use crate::gates::runner::{self, Plan, SetState};
+use crate::gates::runner::{self, Plan, Row, SetState};
 use crate::gates::subject::SubjectSource;
 use crate::gates::subjects;
 use crate::host::provenance::{Provenance, default_threads};
 use crate::report::gates::{Counts, GateReport, GateRow, Parameters, SCHEMA, SetSummary};
 use crate::report::mutants::MutantReport;
-use crate::report::{gates_page, mutants_page};
+use crate::report::{gates_page, json, mutants_page};
 
 /// What was typed.
 #[derive(Debug, Args)]
@@ -51,6 +52,10 @@ pub struct GatesArgs {
     #[arg(long, value_name = "LETTER", default_values = ["a", "b", "c"],
         value_parser = ["a", "b", "c"], requires = "mutants")]
     family: Vec<String>,
+    /// Write the ratios of this run, to be committed as the ratchet, instead of judging by it
+    #[arg(long, value_name = "FILE", conflicts_with_all = ["evidence", "only", "list", "mutants",
+        "engine_cmd", "precision", "mla_norm_eps"])]
+    write_ratchet: Option<PathBuf>,
     /// Leave nothing out: every cell of the kill matrix
     #[arg(long, requires = "mutants")]
     exhaustive: bool,
@@ -171,7 +176,11 @@ fn climb(args: &GatesArgs) -> Result<Exit, CommandError> {
         precision: args.precision,
         threads: threads(args),
     };
-    rows.extend(runner::run(&plan).into_iter().map(GateRow::of));
+    let mut climbed = runner::run(&plan);
+    if fixtures_in_use.is_some() {
+        ratchet(args, &mut climbed, &subjects)?;
+    }
+    rows.extend(climbed.into_iter().map(GateRow::of));
     let counts = Counts::of(rows.iter().map(|row| &row.outcome.verdict));
     let exit = counts.exit();
     rows.retain(|row| row.outcome.verdict != Verdict::NotSelected);
@@ -179,10 +188,7 @@ fn climb(args: &GatesArgs) -> Result<Exit, CommandError> {
         schema: SCHEMA,
         verdict: GateReport::verdict_of(exit),
         exit_code: exit.code(),
-        subjects: subjects
-            .iter()
-            .map(|subject| subject.name().to_owned())
-            .collect(),
+        subjects: subjects.iter().map(|s| s.name().to_owned()).collect(),
         parameters: Parameters {
             mla_norm_eps: args.mla_norm_eps,
             released_mla_norm_eps: MLA_NORM_EPS,
@@ -237,6 +243,24 @@ fn answer_anew(sets: &mut [SetState], mla_norm_eps: f64) -> Result<(), CommandEr
             answers::replace(set, mla_norm_eps)
                 .map_err(|error| CommandError::new(error, Exit::BadInput))?;
         }
+    }
+    Ok(())
+}
+
+/// Judges the shipped sets by the committed ratchet, or writes a new one. A foreign engine, another
+/// epsilon and another precision have no recorded ratios.
+fn ratchet(
+    args: &GatesArgs,
+    climbed: &mut [Row],
+    subjects: &[Box<dyn SubjectSource>],
+) -> Result<(), CommandError> {
+    let ours = args.engine_cmd.is_none() && args.precision.is_none();
+    if let Some(file) = &args.write_ratchet {
+        let json = json::to_text(&Ratchet::observed(climbed))
+            .map_err(|error| CommandError::new(error, Exit::BadInput))?;
+        output::write_whole(file, json.as_bytes())?;
+    } else if ours && args.mla_norm_eps == MLA_NORM_EPS {
+        Ratchet::shipped().judge(climbed, subjects);
     }
     Ok(())
 }

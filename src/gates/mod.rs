@@ -16,6 +16,7 @@ pub mod kernels;
 pub mod kill_matrix;
 pub mod noise_floor;
 pub mod outcome;
+pub mod ratchet;
 pub mod registry;
 pub mod runner;
 pub mod subject;

@@ -9,8 +9,10 @@ use crate::stages::{Stage, StageKey};
 /// One plot: file name without ending, and the SVG.
 pub type Plot = (String, String);
 
-/// Ends of the colour scale: powers of ten of a ratio to its budget.
-const DECADES: (f64, f64) = (-8.0, 0.0);
+/// Ends of the colour scale of chained budgets: powers of ten of a ratio.
+const CHAINED_DECADES: (f64, f64) = (-8.0, 0.0);
+/// Of local budgets, which are as narrow as rounding allows.
+const LOCAL_DECADES: (f64, f64) = (-2.0, 0.0);
 
 /// For each set and subject that was judged on stages, the ratio of every stage of every layer.
 ///
@@ -51,11 +53,16 @@ fn ratio_map(row: &GateRow, local: bool) -> Option<(String, HeatMap)> {
         .into_iter()
         .filter(|stage| cells.iter().any(|((_, s), _)| s == stage))
         .collect();
+    let range = if local {
+        LOCAL_DECADES
+    } else {
+        CHAINED_DECADES
+    };
     let mut values = vec![vec![None; layers]; stages.len()];
     for ((layer, stage), ratio) in &cells {
         if let Some(line) = stages.iter().position(|s| s == stage) {
             // A ratio of nothing at all is drawn as the lower end of the scale.
-            values[line][*layer] = Some(ratio.log10().max(DECADES.0));
+            values[line][*layer] = Some(ratio.log10().max(range.0));
         }
     }
     let (kind, basis) = if local {
@@ -76,7 +83,7 @@ fn ratio_map(row: &GateRow, local: bool) -> Option<(String, HeatMap)> {
         columns: (0..layers).map(|layer| layer.to_string()).collect(),
         rows: stages.iter().map(|stage| stage.name().to_owned()).collect(),
         values,
-        range: DECADES,
+        range,
     };
     let name = format!("stages-{}-{}-{kind}", row.set, row.subject);
     Some((name, map))

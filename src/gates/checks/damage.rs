@@ -59,7 +59,7 @@ fn refuses(context: &Context<'_>, fault: Fault, must_name: &str) -> Outcome {
         Err(error) if error.to_string().contains(must_name) => {
             let text = error.to_string();
             let place = copy.path().display().to_string();
-            Outcome::judged(true, format!("refused: {}", text.replace(&place, "")))
+            Outcome::judged(true, format!("refused: {}", text.replace(&place, "MODEL")))
         }
         Err(error) => Outcome::failed(format!("refused without naming {must_name}: {error}")),
     }

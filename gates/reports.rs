@@ -1,0 +1,173 @@
+//! The ladder's reports as committed files: text, JSON, plots and page, without what changes from
+//! run to run.
+//!
+//! The reference computes with the platform's f64 functions, whose last bits differ between
+//! processors: its numbers are masked. The engine's are bits of the contract and stay.
+
+#![allow(clippy::unwrap_used)]
+
+use std::path::Path;
+use std::sync::LazyLock;
+
+use assert_cmd::Command;
+use k3_verify::clauses;
+use k3_verify::config::MLA_NORM_EPS;
+use k3_verify::gates::kill_matrix::{KillMatrix, Options};
+use k3_verify::gates::ratchet::Ratchet;
+use k3_verify::gates::runner::{self, SetState};
+use k3_verify::gates::subjects;
+use k3_verify::host::provenance::Provenance;
+use k3_verify::report::mutants::MutantReport;
+use k3_verify::report::{json, mutants_page};
+use serde_json::Value;
+
+/// Compares with the committed file of that name.
+fn snapshot(name: &str, content: &str) {
+    let mut settings = insta::Settings::clone_current();
+    settings.set_snapshot_path("../reports/gates");
+    settings.set_prepend_module_to_snapshot(false);
+    settings.set_omit_expression(true);
+    settings.bind(|| insta::assert_snapshot!(name, content));
+}
+
+/// The folder that `gates --out` fills, made once.
+static LADDER: LazyLock<tempfile::TempDir> = LazyLock::new(|| {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = Command::cargo_bin("k3-verify").unwrap();
+    command
+        .args(["gates", "--threads", "2", "--out"])
+        .arg(folder.path());
+    command.assert().success();
+    folder
+});
+
+fn written(name: &str) -> String {
+    std::fs::read_to_string(LADDER.path().join(name)).unwrap()
+}
+
+/// The line up to its first number that comes from the platform's functions.
+fn masked(line: &str) -> String {
+    let cut = [", worst", " worst", "; max |diff|"];
+    match cut.iter().filter_map(|mark| line.find(mark)).min() {
+        Some(place) => format!("{} ~", &line[..place]),
+        None => line.to_owned(),
+    }
+}
+
+#[test]
+fn the_text_of_the_ladder() {
+    let text = written("report.txt");
+    let lines: Vec<String> = text
+        .lines()
+        .map(|line| {
+            if line.contains(" reference ") {
+                masked(line)
+            } else {
+                line.to_owned()
+            }
+        })
+        .collect();
+    snapshot("ladder-text", &lines.join("\n"));
+}
+
+/// Every row with verdict and summary, and of the engine's comparisons name and ratio.
+#[test]
+fn the_json_of_the_ladder() {
+    let mut report: Value = serde_json::from_str(&written("report.json")).unwrap();
+    assert!(report["provenance"]["seconds"].is_number());
+    report.as_object_mut().unwrap().remove("provenance");
+    for row in report["gates"].as_array_mut().unwrap() {
+        let row = row.as_object_mut().unwrap();
+        let comparisons = row.remove("comparisons").unwrap_or_default();
+        if row["subject"] == "reference" {
+            let summary = masked(row["summary"].as_str().unwrap());
+            row.insert("summary".to_owned(), summary.into());
+        } else if let Some(comparisons) = comparisons.as_array() {
+            let short = |c: &Value| {
+                let ratio = c["ratio"]
+                    .as_f64()
+                    .map_or("exact".to_owned(), |r| format!("{r:.2e}"));
+                Value::from(format!("{}: {ratio}", c["name"].as_str().unwrap()))
+            };
+            let short: Vec<Value> = comparisons.iter().map(short).collect();
+            row.insert("comparisons".to_owned(), short.into());
+        }
+    }
+    snapshot("ladder-json", &json::to_text(&report).unwrap());
+}
+
+/// The engine's plots are functions of its bits; page and plots must be what the report says.
+#[test]
+fn the_plots_and_the_page_of_the_ladder() {
+    let page = written("report.html");
+    let kept = Path::new(env!("CARGO_MANIFEST_DIR")).join("reports/gates");
+    for name in ["stages-tiny-engine-local", "stages-tiny-engine-chained"] {
+        let svg = written(&format!("{name}.svg"));
+        assert!(page.contains(svg.trim()), "{name} is not on the page");
+        let kept = std::fs::read_to_string(kept.join(format!("{name}.svg")));
+        assert!(
+            kept.is_ok_and(|kept| kept == svg),
+            "{name}.svg is not what is drawn now"
+        );
+    }
+    for outside in ["<script", "<link", "href=", "src=", "url("] {
+        assert!(
+            !page.contains(outside),
+            "the page stands alone, without {outside}"
+        );
+    }
+}
+
+/// The committed ratchet names exactly what the ladder compares, and nothing was left to judge.
+#[test]
+fn the_ratchet_names_what_the_ladder_compares() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let mut command = Command::cargo_bin("k3-verify").unwrap();
+    command.args(["gates", "--write-ratchet"]).arg(file.path());
+    command.assert().success();
+    let now: Ratchet = serde_json::from_slice(&std::fs::read(file.path()).unwrap()).unwrap();
+    let recorded = Ratchet::shipped();
+    assert!(
+        now.ratios.keys().eq(recorded.ratios.keys()),
+        "write the ratchet anew"
+    );
+    assert!(recorded.ratios.len() > 100);
+}
+
+/// A small kill matrix: one mutant of each family, and one that teacher forcing does not see.
+#[test]
+fn the_report_of_a_kill_matrix() {
+    let fixtures = runner::open_fixtures(None).unwrap();
+    let kernels = runner::shipped_kernels(&fixtures).unwrap();
+    let Some(SetState::Ready(tiny)) = runner::shipped_sets(&fixtures).into_iter().next() else {
+        panic!("the tiny oracle is not ready")
+    };
+    let options = Options {
+        mla_norm_eps: MLA_NORM_EPS,
+        threads: 2,
+        every_cell: false,
+    };
+    let wanted = [
+        "loader-shape-by-count",
+        "k3-values-normed",
+        "a11-threads-split-sums",
+    ];
+    let mut mutants = subjects::mutants();
+    mutants.retain(|mutant| wanted.contains(&mutant.id.as_str()));
+    assert_eq!(mutants.len(), wanted.len());
+    let run = |subjects: &[_]| KillMatrix::run(&kernels, &tiny, subjects, options, &|| {});
+    let (controls, matrix) = (run(&subjects::controls()), run(&mutants));
+    assert!(matrix.survivors().is_empty());
+    let tables = [("the model", clauses::MODEL.as_slice())];
+    let provenance = Provenance::since(std::time::Instant::now(), 2, Vec::new());
+    let report = MutantReport::new("tiny", &controls, &matrix, &tables, provenance);
+    // Two clauses are covered: a matrix of three mutants cannot conform.
+    assert_eq!(report.exit_code, 1);
+    snapshot("kill-matrix-text", &report.text());
+    let plots = mutants_page::plots(&report).unwrap();
+    let page = mutants_page::page(&report, &plots);
+    assert!(
+        page.contains("k3-values-normed") && page.contains("<svg"),
+        "{page}"
+    );
+}
