@@ -18,4 +18,5 @@ pub mod reference;
 pub mod report;
 pub mod simcache;
 pub mod stages;
+pub mod stream;
 pub mod tensor_file;

@@ -147,6 +147,12 @@ pub trait LayerSource: Send + Sync + std::fmt::Debug {
     fn layer(&self, layer: usize) -> Result<Arc<LayerWeights>, EngineError>;
 }
 
+impl<T: LayerSource + ?Sized> LayerSource for Arc<T> {
+    fn layer(&self, layer: usize) -> Result<Arc<LayerWeights>, EngineError> {
+        (**self).layer(layer)
+    }
+}
+
 /// All layers in memory.
 #[derive(Debug, Clone)]
 pub struct ResidentLayers(pub Vec<Arc<LayerWeights>>);
