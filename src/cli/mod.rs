@@ -2,8 +2,11 @@
 //! run, the result is reported; below this module nothing is unvalidated.
 
 mod gates;
+mod generate;
 mod output;
+mod pending_file;
 mod simcache;
+mod sizes;
 
 use std::io::Write as _;
 
@@ -30,6 +33,8 @@ enum Command {
     Gates(gates::GatesArgs),
     /// Study the expert cache offline: hit rates at every capacity, bytes and seconds per token
     Simcache(Box<simcache::SimcacheArgs>),
+    /// Generate ids under a memory budget, from the shards or a packed trunk
+    Generate(Box<generate::GenerateArgs>),
     /// Print shell completions
     Completions {
         /// The shell
@@ -44,6 +49,7 @@ pub fn main() -> Exit {
     let result = match &cli.command {
         Command::Gates(args) => gates::run(args),
         Command::Simcache(args) => simcache::run(args),
+        Command::Generate(args) => generate::run(args),
         Command::Completions { shell } => completions(*shell),
     };
     match result {

@@ -37,6 +37,8 @@ pub struct ExpertStore {
     pub files: Vec<BlockFile>,
     /// Experts held; at least 1.
     pub slots: usize,
+    /// Bytes of a slot; see [`slot_bytes`].
+    pub slot_bytes: usize,
     /// Who goes when a slot is needed.
     pub policy: PolicyName,
     /// Threads that read.
@@ -100,24 +102,32 @@ pub fn sizes(shape: &Shape) -> ModelShape {
     }
 }
 
-/// Bytes of a slot that holds any expert of the first `layers` layers.
+/// Bytes of a slot that holds any expert of the first `layers` layers, and most bytes of an expert
+/// that binding copies because they lie at odd places.
 #[must_use]
-pub fn slot_bytes(checkpoint: &Checkpoint, binding: &Binding, layers: usize) -> usize {
+pub fn slot_bytes(checkpoint: &Checkpoint, binding: &Binding, layers: usize) -> (usize, usize) {
     let experts = binding.shape().moe.experts;
     let places = (0..layers).flat_map(|layer| (0..experts).map(move |expert| (layer, expert)));
     let bytes = |(layer, expert)| {
-        let tensors = binding.expert(layer, expert)?;
-        let ids = tensors.in_order();
-        // The common case without the names: one stretch.
-        Some(match checkpoint.contiguous(&ids) {
+        let ids = binding.expert(layer, expert)?.in_order();
+        // The common case without the names: one stretch of tensors of whole words.
+        let odd = |id| !checkpoint.info(id).byte_len.is_multiple_of(8);
+        let even = !ids.iter().copied().any(odd);
+        let one = checkpoint.contiguous(&ids).filter(|(_, range)| even && range.start % 8 == 0);
+        Some(match one {
             Some((_, range)) => {
                 let block = super::blocks::BLOCK_BYTES as u64;
-                (range.end.next_multiple_of(block) - range.start / block * block) as usize
+                let end = range.end.next_multiple_of(block);
+                ((end - range.start / block * block) as usize, 0)
             }
-            None => Run::of(checkpoint, &ids).buffer_bytes(),
+            None => {
+                let run = Run::of(checkpoint, &ids);
+                (run.buffer_bytes(), run.copied_bytes())
+            }
         })
     };
-    places.filter_map(bytes).max().unwrap_or(0)
+    let sizes = places.filter_map(bytes);
+    sizes.fold((0, 0), |(slot, copied), one| (slot.max(one.0), copied.max(one.1)))
 }
 
 impl<O: Operations + ?Sized> ExpertCache<O> {
@@ -131,11 +141,11 @@ impl<O: Operations + ?Sized> ExpertCache<O> {
         store: ExpertStore,
         habits: Arc<dyn Habits>,
     ) -> Result<Self, EngineError> {
-        let (sizes, slots) = (sizes(&shape), store.slots);
+        // A stack of dense layers alone asks for none; the table wants one.
+        let (sizes, slots) = (sizes(&shape), store.slots.max(1));
         let policy = store.policy.build(&sizes, slots);
         let table = SlotTable::new(sizes.expert_count(), slots, policy);
         let table = table.map_err(|error| EngineError::source("expert cache", error))?;
-        let bytes = slot_bytes(&store.checkpoint, &store.binding, shape.layers.len());
         let state = CacheState {
             table,
             resident: vec![None; slots],
@@ -149,7 +159,7 @@ impl<O: Operations + ?Sized> ExpertCache<O> {
             shape,
             sizes,
             threads: Threads::new(store.io_threads)?,
-            pool: Pool::new(slots, bytes),
+            pool: Pool::new(slots, store.slot_bytes),
             habits,
             state: Mutex::new(state),
             store,

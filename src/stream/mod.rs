@@ -9,10 +9,14 @@ mod error;
 pub mod experts;
 pub mod habits;
 pub mod layers;
+pub mod model;
+pub mod pack;
 pub mod read;
 pub mod recorder;
 pub mod runs;
+pub mod vocabulary;
 
 pub use error::StreamError;
 pub use experts::{ExpertCache, ExpertStore};
 pub use layers::{StreamedLayers, Trunk};
+pub use model::{ModelError, ModelFiles, StreamOptions, StreamedEngine};

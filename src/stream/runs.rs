@@ -33,7 +33,8 @@ pub struct Stretch {
 
 impl Stretch {
     /// Bytes of its first block that lie before it.
-    fn lead(&self) -> usize {
+    #[must_use]
+    pub fn lead(&self) -> usize {
         (self.offset % BLOCK_BYTES as u64) as usize
     }
 
