@@ -83,7 +83,10 @@ pub fn plan(
     positions: usize,
     logit_rows: usize,
 ) -> Result<MemoryPlan, CommandError> {
-    let mut demand = files.demand(positions, (args.prefill_chunk as usize).min(positions.max(1)));
+    let mut demand = files.demand(
+        positions,
+        (args.prefill_chunk as usize).min(positions.max(1)),
+    );
     demand.logit_rows = logit_rows;
     demand.streams_vocabulary = streams_vocabulary(args);
     // What the process already holds is in the plan and no longer in what the machine has.
@@ -163,7 +166,12 @@ pub fn run(args: &GenerateArgs) -> Result<Exit, CommandError> {
     let (generated, forced) = compute(args, &mut sequence, &request, &mut watch)?;
     let (steps, pending) = watch.finish()?;
     if let (Some(path), Some(identity)) = (&args.save_state, identity) {
-        save_state(path, args, &files, (identity, &sequence, &request, &generated))?;
+        save_state(
+            path,
+            args,
+            &files,
+            (identity, &sequence, &request, &generated),
+        )?;
     }
     for file in pending {
         file.finish()?;
@@ -180,11 +188,7 @@ pub fn run(args: &GenerateArgs) -> Result<Exit, CommandError> {
         steps,
         peak: peak(&plan),
         plan,
-        provenance: Provenance::since(
-            start,
-            options.threads,
-            vec![folder.display().to_string()],
-        ),
+        provenance: Provenance::since(start, options.threads, vec![folder.display().to_string()]),
     };
     eprint_text(&report.summary());
     deliver(args, &report)
@@ -252,7 +256,11 @@ fn say_layers(files: &ModelFiles) {
 
 /// One note for files that are read through the page cache.
 fn say_direct(streamed: &StreamedEngine<Contract>) {
-    let files = streamed.layers.files().iter().chain(streamed.experts.files());
+    let files = streamed
+        .layers
+        .files()
+        .iter()
+        .chain(streamed.experts.files());
     if let Some(file) = files.into_iter().find(|file| !file.is_direct()) {
         let path = file.path().display();
         eprint_text(&format!(
@@ -310,7 +318,11 @@ fn request(
     }
     Ok(Request {
         ids,
-        count: if args.tf_check { 0 } else { args.r#gen as usize },
+        count: if args.tf_check {
+            0
+        } else {
+            args.r#gen as usize
+        },
         stop_ids: args.stop_id.clone(),
         full_recompute: args.full_recompute,
     })
@@ -338,12 +350,7 @@ fn save_state(
     path: &Path,
     args: &GenerateArgs,
     files: &ModelFiles,
-    (identity, sequence, request, generated): (
-        Identity,
-        &EngineSequence,
-        &Request,
-        &Generated,
-    ),
+    (identity, sequence, request, generated): (Identity, &EngineSequence, &Request, &Generated),
 ) -> Result<(), CommandError> {
     let ids = [&request.ids[..], &generated.ids].concat();
     let position = sequence.state.position;
@@ -358,7 +365,11 @@ fn settings(
     operations: &Contract,
     options: EngineOptions,
 ) -> Settings {
-    let mut read = streamed.layers.files().iter().chain(streamed.experts.files());
+    let mut read = streamed
+        .layers
+        .files()
+        .iter()
+        .chain(streamed.experts.files());
     Settings {
         layers: files.shape.layers.len(),
         layers_of_model: files.config.num_hidden_layers,

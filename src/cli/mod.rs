@@ -4,7 +4,9 @@
 mod gates;
 mod generate;
 mod output;
+mod pack;
 mod pending_file;
+mod plan;
 mod simcache;
 mod sizes;
 
@@ -35,6 +37,10 @@ enum Command {
     Simcache(Box<simcache::SimcacheArgs>),
     /// Generate ids under a memory budget, from the shards or a packed trunk
     Generate(Box<generate::GenerateArgs>),
+    /// Pack the trunk (every layer's tensors but the experts) for streaming
+    Pack(pack::PackArgs),
+    /// Add up the memory of a run before it is taken
+    Plan(Box<plan::PlanArgs>),
     /// Print shell completions
     Completions {
         /// The shell
@@ -50,6 +56,8 @@ pub fn main() -> Exit {
         Command::Gates(args) => gates::run(args),
         Command::Simcache(args) => simcache::run(args),
         Command::Generate(args) => generate::run(args),
+        Command::Pack(args) => pack::run(args),
+        Command::Plan(args) => plan::run(args),
         Command::Completions { shell } => completions(*shell),
     };
     match result {

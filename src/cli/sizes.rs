@@ -35,7 +35,9 @@ pub fn parse_gigabytes(text: &str) -> Result<u64, String> {
 
 /// Digits, with at most one point, times a unit.
 fn scaled(number: &str, unit: f64) -> Option<u64> {
-    let plain = number.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
+    let plain = number
+        .bytes()
+        .all(|byte| byte.is_ascii_digit() || byte == b'.');
     let value: f64 = number.parse().ok().filter(|_| plain)?;
     let bytes = value * unit;
     (bytes.is_finite() && bytes <= MAX_BYTES).then_some(bytes as u64)
@@ -69,8 +71,20 @@ mod tests {
         assert_eq!(parse_ids("1,2,3"), Ok(vec![1, 2, 3]));
         assert_eq!(parse_ids("007"), Ok(vec![7]));
         for text in [
-            "abc", "1,x", "1,,2", "1,2,", "1 2", "", "-1", "4294967296", "9999999999999999999",
-            "0x10", "+1", "1.0", " 1", "1, 2",
+            "abc",
+            "1,x",
+            "1,,2",
+            "1,2,",
+            "1 2",
+            "",
+            "-1",
+            "4294967296",
+            "9999999999999999999",
+            "0x10",
+            "+1",
+            "1.0",
+            " 1",
+            "1, 2",
         ] {
             assert!(parse_ids(text).is_err(), "{text:?}");
         }
@@ -84,7 +98,9 @@ mod tests {
         assert_eq!(parse_size("1.5MB"), Ok(1_500_000));
         assert_eq!(parse_size("4096"), Ok(4096));
         assert_eq!(parse_gigabytes("2.5"), Ok(2_500_000_000));
-        for text in ["-1", "nan", "inf", "1e30", "1e3", "", "GB", "8gb", "8 GB", "+8GB"] {
+        for text in [
+            "-1", "nan", "inf", "1e30", "1e3", "", "GB", "8gb", "8 GB", "+8GB",
+        ] {
             assert!(parse_size(text).is_err(), "{text:?}");
             assert!(parse_gigabytes(text).is_err(), "{text:?}");
         }

@@ -35,8 +35,7 @@ pub struct StepRow {
 
 impl StepRow {
     /// Head of the step table.
-    pub const HEAD: &'static str =
-        "  step      id   seconds  hit %   GB read   wait %      tok/s";
+    pub const HEAD: &'static str = "  step      id   seconds  hit %   GB read   wait %      tok/s";
 
     /// A line of the step table.
     #[must_use]

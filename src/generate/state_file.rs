@@ -212,7 +212,10 @@ pub fn save(path: &Path, header: &Header, state: &State) -> Result<(), StateErro
         }
         let digest = sink.hash.finalize();
         sink.inner.write_all(&digest)?;
-        let file = sink.inner.into_inner().map_err(|error| error.into_error())?;
+        let file = sink
+            .inner
+            .into_inner()
+            .map_err(|error| error.into_error())?;
         file.as_file().sync_all()?;
         file.persist(path).map_err(|error| error.error)?;
         Ok(())
@@ -304,7 +307,9 @@ impl SavedState {
             }
         };
         let start = 16 + u64::from(header_bytes) + DIGEST_BYTES;
-        let expected = header.value_bytes().and_then(|bytes| bytes.checked_add(start));
+        let expected = header
+            .value_bytes()
+            .and_then(|bytes| bytes.checked_add(start));
         let expected = expected.unwrap_or(u64::MAX);
         if expected != got {
             let (path, expected) = (path, expected);
@@ -356,7 +361,12 @@ impl SavedState {
             ),
         ];
         let pairs = sizes(ours).into_iter().zip(sizes(theirs));
-        fields.extend(names.into_iter().zip(pairs).map(|(name, (a, b))| (name, a, b)));
+        fields.extend(
+            names
+                .into_iter()
+                .zip(pairs)
+                .map(|(name, (a, b))| (name, a, b)),
+        );
         match fields.into_iter().find(|(_, ours, theirs)| ours != theirs) {
             None => Ok(()),
             Some((field, expected, got)) => Err(StateError::Foreign {

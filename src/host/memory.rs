@@ -106,7 +106,11 @@ fn group_folders(groups: &str, root: &Path) -> Vec<PathBuf> {
 fn room(folder: &Path) -> Option<(u64, u64)> {
     let read = |name: &str| fs::read_to_string(folder.join(name)).ok();
     let (limit, used, cached) = match read("memory.max") {
-        Some(limit) => (limit, read("memory.current"), ["inactive_file", "active_file"]),
+        Some(limit) => (
+            limit,
+            read("memory.current"),
+            ["inactive_file", "active_file"],
+        ),
         None => (
             read("memory.limit_in_bytes")?,
             read("memory.usage_in_bytes"),
@@ -149,7 +153,12 @@ mod tests {
     /// E05: all spellings of "no limit", and limits that look large and are real.
     #[test]
     fn e05_every_spelling_of_unlimited() {
-        let unlimited = ["max\n", "9223372036854771712\n", "9223372036854710272", "-1"];
+        let unlimited = [
+            "max\n",
+            "9223372036854771712\n",
+            "9223372036854710272",
+            "-1",
+        ];
         for text in unlimited {
             assert_eq!(parse_limit(text), Some(None), "{text}");
         }
@@ -172,7 +181,10 @@ mod tests {
         let meminfo = "MemTotal: 9 kB\nMemAvailable:   4194304 kB\n";
         let root = tempfile::tempdir().unwrap();
         let v2 = root.path().join("v2");
-        write(&v2.join("a/b"), &[("memory.max", "max"), ("memory.current", "5")]);
+        write(
+            &v2.join("a/b"),
+            &[("memory.max", "max"), ("memory.current", "5")],
+        );
         let stat = "anon 1\ninactive_file 600000000\nactive_file 100000000\n";
         let limited = [
             ("memory.max", "1000000000\n"),

@@ -219,11 +219,7 @@ impl Demand {
     ///
     /// # Errors
     /// [`Refusal`] when it does not fit.
-    pub fn plan(
-        &self,
-        wishes: &Wishes,
-        limit_bytes: Option<u64>,
-    ) -> Result<MemoryPlan, Refusal> {
+    pub fn plan(&self, wishes: &Wishes, limit_bytes: Option<u64>) -> Result<MemoryPlan, Refusal> {
         let fixed = self.fixed();
         let fixed_bytes: u64 = fixed.iter().map(|line| line.bytes).sum();
         let limit = limit_bytes.unwrap_or(u64::MAX);

@@ -85,7 +85,8 @@ pub fn prefix(layer_bytes: &[u64], ring_slots: usize, budget_bytes: u64) -> Opti
     let fits = |pinned: &Pinned| {
         pinned.pinned_bytes + ring_slots as u64 * pinned.slot_bytes <= budget_bytes
     };
-    (0..=layer_bytes.len()).map(choice).filter(fits).last()
+    let longest_first = (0..=layer_bytes.len()).rev();
+    longest_first.map(choice).find(fits)
 }
 
 #[cfg(test)]

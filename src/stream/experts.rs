@@ -113,7 +113,9 @@ pub fn slot_bytes(checkpoint: &Checkpoint, binding: &Binding, layers: usize) -> 
         // The common case without the names: one stretch of tensors of whole words.
         let odd = |id| !checkpoint.info(id).byte_len.is_multiple_of(8);
         let even = !ids.iter().copied().any(odd);
-        let one = checkpoint.contiguous(&ids).filter(|(_, range)| even && range.start % 8 == 0);
+        let one = checkpoint
+            .contiguous(&ids)
+            .filter(|(_, range)| even && range.start % 8 == 0);
         Some(match one {
             Some((_, range)) => {
                 let block = super::blocks::BLOCK_BYTES as u64;
@@ -127,7 +129,9 @@ pub fn slot_bytes(checkpoint: &Checkpoint, binding: &Binding, layers: usize) -> 
         })
     };
     let sizes = places.filter_map(bytes);
-    sizes.fold((0, 0), |(slot, copied), one| (slot.max(one.0), copied.max(one.1)))
+    sizes.fold((0, 0), |(slot, copied), one| {
+        (slot.max(one.0), copied.max(one.1))
+    })
 }
 
 impl<O: Operations + ?Sized> ExpertCache<O> {

@@ -130,9 +130,7 @@ impl Ring {
             let jobs = self.trunk.runs[layer].jobs(&self.trunk.files, bytes);
             read_all(&self.threads, jobs).map_err(|source| StreamError::Layer { layer, source })
         };
-        let filled = self
-            .habits
-            .fill_layer(place, buffer.bytes_mut(), &mut fill);
+        let filled = self.habits.fill_layer(place, buffer.bytes_mut(), &mut fill);
         let layer = self.streamed[place];
         let bytes = self.trunk.runs[layer].tensor_bytes();
         self.read_bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -281,19 +279,13 @@ impl<O: Operations + ?Sized + 'static> StreamedLayers<O> {
 
 impl<O: Operations + ?Sized> StreamedLayers<O> {
     fn count(&self, add: impl FnOnce(&mut TrunkCounters)) {
-        add(&mut self
-            .counters
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner));
+        add(&mut self.counters.lock().unwrap_or_else(PoisonError::into_inner));
     }
 
     /// What has been done so far.
     #[must_use]
     pub fn counters(&self) -> TrunkCounters {
-        let counters = *self
-            .counters
-            .lock()
-            .unwrap_or_else(PoisonError::into_inner);
+        let counters = *self.counters.lock().unwrap_or_else(PoisonError::into_inner);
         TrunkCounters {
             read_bytes: self.ring.read_bytes.load(Ordering::Relaxed),
             ..counters

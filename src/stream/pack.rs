@@ -206,7 +206,7 @@ pub fn pack(
         .write(true)
         .open(&part)
         .map_err(|reason| io_error(&part, reason))?;
-    for layer in resumed..runs.len() {
+    for (layer, run) in runs.iter().enumerate().skip(resumed) {
         let mut report = |bytes: u64| {
             done += bytes;
             progress(Progress {
@@ -216,7 +216,13 @@ pub fn pack(
             });
         };
         let offset = manifest.layers[layer].offset;
-        let copied = copy(checkpoint, &runs[layer], (&file, &part), offset, &mut report);
+        let copied = copy(
+            checkpoint,
+            &run,
+            (&file, &part),
+            offset,
+            &mut report,
+        );
         manifest.layers[layer].sha256 = copied?;
         file.sync_data().map_err(|reason| io_error(&part, reason))?;
         let so_far = Manifest {
@@ -402,7 +408,8 @@ fn publish(folder: &Path, manifest: &Manifest, part: &Path) -> Result<(), PackEr
     let _ = fs::remove_file(folder.join(PART_MANIFEST));
     for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
-        let ours = name.starts_with("trunk-") && (name.ends_with(".bin") || name.ends_with(".part"));
+        let ours =
+            name.starts_with("trunk-") && (name.ends_with(".bin") || name.ends_with(".part"));
         if ours && name != manifest.data {
             let _ = fs::remove_file(entry.path());
         }
@@ -450,7 +457,10 @@ impl Pack {
         let manifest: Manifest =
             serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
         if manifest.schema != SCHEMA {
-            return Err(wrong(format!("schema {:?}, expected {SCHEMA:?}", manifest.schema)));
+            return Err(wrong(format!(
+                "schema {:?}, expected {SCHEMA:?}",
+                manifest.schema
+            )));
         }
         if Path::new(&manifest.data).file_name() != Some(manifest.data.as_ref()) {
             return Err(wrong(format!("data {:?} is no file name", manifest.data)));
@@ -541,7 +551,10 @@ fn check(manifest: &Manifest, data_bytes: u64) -> Result<(), String> {
                 "layer {index}: offset {offset}, length {length}, expected multiples of {align}"
             ));
         }
-        if offset.checked_add(length).is_none_or(|end| end > data_bytes) {
+        if offset
+            .checked_add(length)
+            .is_none_or(|end| end > data_bytes)
+        {
             return Err(format!(
                 "layer {index}: bytes {offset} + {length}, the data has {data_bytes}"
             ));

@@ -297,11 +297,7 @@ mod tests {
     #[test]
     fn e04_a_refused_direct_read_falls_back() {
         let direct = scripted(9000, vec![Answer::Refused], true);
-        let file = BlockFile::of(
-            Path::new("t"),
-            scripted(9000, vec![], false),
-            Some(direct),
-        );
+        let file = BlockFile::of(Path::new("t"), scripted(9000, vec![], false), Some(direct));
         read(&file, 0, 9000).unwrap();
         assert!(!file.is_direct());
     }

@@ -130,10 +130,7 @@ impl VocabularySource for StreamedVocabulary {
         Ok(())
     }
 
-    fn head(
-        &self,
-        take: &mut dyn FnMut(Range<usize>, MatrixRef<'_>),
-    ) -> Result<(), EngineError> {
+    fn head(&self, take: &mut dyn FnMut(Range<usize>, MatrixRef<'_>)) -> Result<(), EngineError> {
         for first in (0..self.vocabulary).step_by(self.rows) {
             let rows = first..(first + self.rows).min(self.vocabulary);
             let chunk = self.read(&self.head, &rows);
