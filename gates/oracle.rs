@@ -47,6 +47,7 @@ fn ladder(kernels: &Result<KernelFixtures, String>, sets: Vec<SetState>) -> Vec<
         only: None,
         mla_norm_eps: MLA_NORM_EPS,
         threads: 2,
+        exhaustive: false,
     }));
     (0..rows.len())
         .map(|index| {

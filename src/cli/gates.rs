@@ -35,6 +35,9 @@ pub struct GatesArgs {
     /// Run only the gates that fit: SET/GATE, GATE, or either with @SUBJECT; * and ? are wild
     #[arg(long, value_name = "GLOB")]
     only: Option<String>,
+    /// Run `invariance` over every combination of its factors (minutes)
+    #[arg(long, conflicts_with_all = ["list", "mutants"])]
+    exhaustive: bool,
     /// List the gates and run none
     #[arg(long)]
     list: bool,
@@ -144,6 +147,7 @@ fn climb(args: &GatesArgs) -> Result<Exit, CommandError> {
         only: only.as_ref(),
         mla_norm_eps: args.mla_norm_eps,
         threads: threads(args),
+        exhaustive: args.exhaustive,
     };
     rows.extend(runner::run(&plan).into_iter().map(GateRow::of));
     let counts = Counts::of(rows.iter().map(|row| &row.outcome.verdict));

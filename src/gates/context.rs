@@ -15,6 +15,8 @@ pub struct Context<'a> {
     pub source: &'a dyn SubjectSource,
     /// ε of MLA's two low-rank norms on the subject's side.
     pub mla_norm_eps: f64,
+    /// Whether `invariance` takes every combination of its factors.
+    pub exhaustive: bool,
     opened: OnceLock<Result<Box<dyn Subject>, SubjectError>>,
     full: OnceLock<Result<Logits, SubjectError>>,
     long: OnceLock<Result<Logits, SubjectError>>,
@@ -35,11 +37,19 @@ impl<'a> Context<'a> {
             set,
             source,
             mla_norm_eps,
+            exhaustive: false,
             opened: OnceLock::new(),
             full: OnceLock::new(),
             long: OnceLock::new(),
             stages: OnceLock::new(),
         }
+    }
+
+    /// The same, with every combination of `invariance` if `exhaustive`.
+    #[must_use]
+    pub fn exhaustively(mut self, exhaustive: bool) -> Self {
+        self.exhaustive = exhaustive;
+        self
     }
 
     /// The opened subject.

@@ -32,6 +32,8 @@ pub struct Plan<'a> {
     pub mla_norm_eps: f64,
     /// Worker threads, at least 1.
     pub threads: usize,
+    /// Whether `invariance` takes every combination of its factors.
+    pub exhaustive: bool,
 }
 
 impl std::fmt::Debug for Plan<'_> {
@@ -175,7 +177,9 @@ fn contexts_of<'a>(plan: &Plan<'a>, state: &'a SetState) -> Vec<Context<'a>> {
         SetState::Ready(set) => plan
             .subjects
             .iter()
-            .map(|source| Context::new(set, source.as_ref(), plan.mla_norm_eps))
+            .map(|source| {
+                Context::new(set, source.as_ref(), plan.mla_norm_eps).exhaustively(plan.exhaustive)
+            })
             .collect(),
         SetState::NotRun { .. } => Vec::new(),
     }

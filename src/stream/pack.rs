@@ -216,13 +216,7 @@ pub fn pack(
             });
         };
         let offset = manifest.layers[layer].offset;
-        let copied = copy(
-            checkpoint,
-            &run,
-            (&file, &part),
-            offset,
-            &mut report,
-        );
+        let copied = copy(checkpoint, run, (&file, &part), offset, &mut report);
         manifest.layers[layer].sha256 = copied?;
         file.sync_data().map_err(|reason| io_error(&part, reason))?;
         let so_far = Manifest {
