@@ -387,3 +387,49 @@ fn plan_adds_up_and_refuses() {
     plan(&["--memory", "2MB"], 5);
     plan(&["--preset", "desktop"], 0);
 }
+
+/// The ladder: same ids on every rung, slots that grow with the limit, a table that the laboratory
+/// takes and finds exact.
+#[test]
+fn the_ladder_is_read_by_the_laboratory() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = binary();
+    command.arg("bench").arg("--model").arg(tiny());
+    command.args([
+        "--ladder",
+        "12.3MB,12.7MB,40MB",
+        "--repeats",
+        "2",
+        "--gen",
+        "4",
+    ]);
+    command.args(["--ids", &typed(&ids("prompt_ids")), "--format", "json"]);
+    let output = expect(command.arg("--out").arg(folder.path()), 0);
+    let ladder: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let greedy: Vec<u64> = ids("greedy_ids")[..4].iter().map(|&id| id.into()).collect();
+    assert_eq!(ladder["generated_ids"], serde_json::json!(greedy));
+    let rows = ladder["rows"].as_array().unwrap();
+    let slots: Vec<u64> = rows
+        .iter()
+        .map(|row| row["expert_slots"].as_u64().unwrap())
+        .collect();
+    assert!(slots.is_sorted() && slots[0] < slots[2], "{slots:?}");
+    let svg = fs::read_to_string(folder.path().join("ladder.svg")).unwrap();
+    assert!(svg.starts_with("<svg"));
+    let mut study = binary();
+    study
+        .arg("simcache")
+        .arg(folder.path().join("ladder.trace"));
+    study
+        .arg("--measured")
+        .arg(folder.path().join("ladder.tsv"));
+    let study = expect(study.args(["--format", "json"]), 0);
+    let study: serde_json::Value = serde_json::from_slice(&study.stdout).unwrap();
+    let late = study["measured"]["models"].as_array().unwrap().iter();
+    let late = late.clone().find(|model| model["name"] == "late").unwrap();
+    assert_eq!(late["exact_rungs"], 3, "{late}");
+    let mut refused = binary();
+    refused.arg("bench").arg("--model").arg(tiny());
+    expect(refused.args(["--ladder", "1MB", "--ids", "1"]), 5);
+    expect(binary().args(["bench", "--ladder", "3gb", "--ids", "1"]), 2);
+}

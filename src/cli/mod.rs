@@ -1,6 +1,7 @@
 //! The command line: one file per subcommand. What was typed becomes a checked plan, the plan is
 //! run, the result is reported; below this module nothing is unvalidated.
 
+mod bench;
 mod gates;
 mod generate;
 mod output;
@@ -37,6 +38,8 @@ enum Command {
     Simcache(Box<simcache::SimcacheArgs>),
     /// Generate ids under a memory budget, from the shards or a packed trunk
     Generate(Box<generate::GenerateArgs>),
+    /// Run `generate` under several memory limits and write the ladder
+    Bench(bench::BenchArgs),
     /// Pack the trunk (every layer's tensors but the experts) for streaming
     Pack(pack::PackArgs),
     /// Add up the memory of a run before it is taken
@@ -56,6 +59,7 @@ pub fn main() -> Exit {
         Command::Gates(args) => gates::run(args),
         Command::Simcache(args) => simcache::run(args),
         Command::Generate(args) => generate::run(args),
+        Command::Bench(args) => bench::run(args),
         Command::Pack(args) => pack::run(args),
         Command::Plan(args) => plan::run(args),
         Command::Completions { shell } => completions(*shell),
