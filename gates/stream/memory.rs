@@ -54,6 +54,36 @@ fn e06_the_limit_is_exact() {
     );
 }
 
+/// A limit of its own for the trunk or the experts is kept or refused, never exceeded in silence.
+#[test]
+fn parts_with_limits_of_their_own() {
+    let demand = demand(100);
+    let largest = *demand.layer_bytes.iter().max().unwrap();
+    let trunk = |bytes, ring| Wishes {
+        trunk_bytes: Some(bytes),
+        ring_slots: ring,
+        ..Wishes::default()
+    };
+    let refusal = demand.plan(&trunk(largest / 2, None), None).unwrap_err();
+    assert!(refusal.needed_bytes > refusal.limit_bytes, "{refusal}");
+    assert!(refusal.to_string().contains("a ring that holds any layer"));
+    assert!(demand.plan(&trunk(2 * largest, Some(3)), None).is_err());
+    let kept = demand.plan(&trunk(4 * largest, Some(3)), None).unwrap();
+    let trunk_lines = kept
+        .components
+        .iter()
+        .filter(|line| line.name.starts_with("trunk"));
+    assert!(trunk_lines.map(|line| line.bytes).sum::<u64>() <= 4 * largest);
+    for slots in [0, 1] {
+        let wishes = Wishes {
+            expert_slots: Some(slots),
+            ..Wishes::default()
+        };
+        let text = demand.plan(&wishes, None).unwrap_err().to_string();
+        assert!(text.contains("2 expert slots"), "{text}");
+    }
+}
+
 /// A chosen split never exceeds its limit, and what the refusal calls the least does fit.
 #[test]
 fn every_choice_keeps_its_limit() {

@@ -155,7 +155,7 @@ pub fn run(args: &GenerateArgs) -> Result<Exit, CommandError> {
     let stream = StreamOptions::of_plan(&plan, args.model.policy, streams_vocabulary(&args.model));
     let streamed = files.engine(&operations, &stream, options);
     let streamed = streamed.map_err(|error| model_error(&error))?;
-    say_direct(&streamed);
+    let said = say_direct(&streamed);
     let mut sequence = EngineSequence::new(Arc::clone(&streamed.engine));
     sequence.state.reserve(&files.shape, positions);
     if let Some(saved) = &saved {
@@ -165,6 +165,10 @@ pub fn run(args: &GenerateArgs) -> Result<Exit, CommandError> {
     let mut watch = RunWatch::new(&streamed, outputs, trace_header(&files, &stream, identity))?;
     let (generated, forced) = compute(args, &mut sequence, &request, &mut watch)?;
     let (steps, pending) = watch.finish()?;
+    if !said {
+        // Some file systems refuse at the first read and not at open.
+        say_direct(&streamed);
+    }
     if let (Some(path), Some(identity)) = (&args.save_state, identity) {
         save_state(
             path,
@@ -254,19 +258,21 @@ fn say_layers(files: &ModelFiles) {
     }
 }
 
-/// One note for files that are read through the page cache.
-fn say_direct(streamed: &StreamedEngine<Contract>) {
+/// One note for files that are read through the page cache; whether there was cause.
+fn say_direct(streamed: &StreamedEngine<Contract>) -> bool {
     let files = streamed
         .layers
         .files()
         .iter()
         .chain(streamed.experts.files());
-    if let Some(file) = files.into_iter().find(|file| !file.is_direct()) {
+    let cached = files.into_iter().find(|file| !file.is_direct());
+    if let Some(file) = cached {
         let path = file.path().display();
         eprint_text(&format!(
             "note: direct reads are refused for {path}: it is read through the page cache\n"
         ));
     }
+    cached.is_some()
 }
 
 /// The identity, where something of this run is bound to it. A partial checkpoint has none.

@@ -88,10 +88,12 @@ pub struct MemoryPlan {
 /// A run that does not fit.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
-    "refused: the plan needs {}, the limit is {} ({}); {advice}",
+    "refused: {what} needs {}, the limit is {} ({}); {advice}",
     gigabytes(*needed_bytes), gigabytes(*limit_bytes), shortfall(*needed_bytes, *limit_bytes)
 )]
 pub struct Refusal {
+    /// What does not fit: the plan, or a part that was given a limit of its own.
+    pub what: &'static str,
     /// What the plan adds up to.
     pub needed_bytes: u64,
     /// What can be had.
@@ -226,7 +228,7 @@ impl Demand {
         let left = limit.saturating_sub(fixed_bytes);
         let least_slots = self.shape.top_k.min(self.expert_count());
         let asked_slots = self.asked_slots(wishes);
-        let first_slots = asked_slots.unwrap_or(least_slots).max(least_slots);
+        let first_slots = asked_slots.unwrap_or(least_slots);
         let for_trunk = left.saturating_sub(first_slots as u64 * self.expert_slot_bytes);
         let trunk_budget = wishes.trunk_bytes.unwrap_or(for_trunk);
         let sizes = self.held_layer_bytes();
@@ -237,6 +239,7 @@ impl Demand {
         let chosen = rings.iter().find_map(|&ring| {
             trunk::choose(&sizes, ring, trunk_budget).map(|pinned| (pinned, ring))
         });
+        self.keeps_wishes(wishes, asked_slots, &sizes, chosen.is_some())?;
         let (pinned, ring) = chosen.unwrap_or_else(|| {
             // Not even the slots fit: the least there is, to be refused with its number.
             let slot_bytes = sizes.iter().copied().max().unwrap_or(0);
@@ -252,12 +255,42 @@ impl Demand {
             let room = usize::try_from(room).unwrap_or(usize::MAX);
             room.clamp(least_slots, self.expert_count().max(least_slots))
         });
-        let slots = slots.max(least_slots);
         let plan = self.lines(fixed, &pinned, ring, slots, limit_bytes);
         match limit_bytes {
             Some(limit) if plan.total_bytes > limit => Err(self.refuse(&plan, limit, fixed_bytes)),
             _ => Ok(plan),
         }
+    }
+
+    /// Refuses a limit for the trunk or for the experts that nothing can keep: it is not exceeded
+    /// in silence.
+    fn keeps_wishes(
+        &self,
+        wishes: &Wishes,
+        asked_slots: Option<usize>,
+        sizes: &[u64],
+        trunk_fits: bool,
+    ) -> Result<(), Refusal> {
+        if let (Some(limit_bytes), false) = (wishes.trunk_bytes, trunk_fits) {
+            let ring = wishes.ring_slots.unwrap_or(1).max(1);
+            let largest = sizes.iter().copied().max().unwrap_or(0);
+            return Err(Refusal {
+                what: "a ring that holds any layer",
+                needed_bytes: trunk::least_bytes(sizes, ring),
+                limit_bytes,
+                advice: format!("a layer takes up to {}", gigabytes(largest)),
+            });
+        }
+        let least = self.shape.top_k.min(self.expert_count());
+        if let Some(slots) = asked_slots.filter(|slots| *slots < least) {
+            return Err(Refusal {
+                what: "what one token asks of a layer",
+                needed_bytes: least as u64 * self.expert_slot_bytes,
+                limit_bytes: slots as u64 * self.expert_slot_bytes,
+                advice: format!("{least} expert slots are the least"),
+            });
+        }
+        Ok(())
     }
 
     fn asked_slots(&self, wishes: &Wishes) -> Option<usize> {
@@ -312,7 +345,7 @@ impl Demand {
     fn refuse(&self, plan: &MemoryPlan, limit: u64, fixed_bytes: u64) -> Refusal {
         let sizes = self.held_layer_bytes();
         let least_slots = self.shape.top_k.min(self.expert_count()) as u64;
-        let trunk = trunk::least_bytes(&sizes);
+        let trunk = trunk::least_bytes(&sizes, 1);
         let least = fixed_bytes + least_slots * self.expert_slot_bytes + trunk;
         let advice = if least <= limit {
             format!(
@@ -327,6 +360,7 @@ impl Demand {
             )
         };
         Refusal {
+            what: "the plan",
             needed_bytes: plan.total_bytes,
             limit_bytes: limit,
             advice,

@@ -55,16 +55,16 @@ pub fn choose(layer_bytes: &[u64], ring_slots: usize, budget_bytes: u64) -> Opti
     best
 }
 
-/// The least bytes with which the layers can run at all: one slot, or some pinned and a smaller
-/// slot, or all pinned.
+/// The least bytes with which the layers can run with that many slots: slots alone, or some layers
+/// pinned and smaller slots, or all pinned.
 #[must_use]
-pub fn least_bytes(layer_bytes: &[u64]) -> u64 {
+pub fn least_bytes(layer_bytes: &[u64], ring_slots: usize) -> u64 {
     let mut order = layer_bytes.to_vec();
     order.sort_unstable_by_key(|&bytes| std::cmp::Reverse(bytes));
     let mut pinned = 0;
     let mut least = u64::MAX;
     for slot in order.into_iter().chain([0]) {
-        least = least.min(pinned + slot);
+        least = least.min(pinned + ring_slots as u64 * slot);
         pinned += slot;
     }
     least
@@ -101,9 +101,10 @@ mod tests {
         for ring in 1..=3 {
             for budget in 0..=all + 700 {
                 let Some(pinned) = choose(&sizes, ring, budget) else {
-                    assert!(budget < ring as u64 * 230);
+                    assert!(budget < least_bytes(&sizes, ring));
                     continue;
                 };
+                assert!(budget >= least_bytes(&sizes, ring));
                 let slots = if pinned.layers.len() == sizes.len() {
                     assert_eq!(pinned.slot_bytes, 0);
                     0

@@ -142,7 +142,8 @@ pub struct LayerWeights {
 
 /// Where layers come from: memory, or a ring that streams them.
 pub trait LayerSource: Send + Sync + std::fmt::Debug {
-    /// Layer `layer`; kept alive by the handle.
+    /// Layer `layer`; kept alive by the handle. The caller lets go of a layer before it asks for
+    /// the next: its memory may be what the next one needs.
     ///
     /// # Errors
     /// It cannot be read.

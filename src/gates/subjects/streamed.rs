@@ -35,9 +35,9 @@ const RINGS: [usize; 4] = [0, 1, 2, 3];
 const THREADS: [usize; 4] = [1, 2, 3, 8];
 /// Prefill chunks; the last is longer than any set.
 const CHUNKS: [usize; 4] = [1, 3, 7, 4096];
-/// Tokens fed: whole chunks and cut ones at every chunk size. A slot that is wrong is wrong at the
-/// first token; the other ways of the gate are fed everything.
-const TOKENS: usize = 9;
+/// Tokens fed: a whole chunk of three and a cut one. A slot that is wrong is wrong within a few
+/// tokens (each asks every layer and two dozen experts); the other ways are fed everything.
+const TOKENS: usize = 5;
 /// Combinations besides one factor at a time, and the seed they are drawn with.
 const COMBINATIONS: usize = 20;
 const SEED: u64 = 93;
