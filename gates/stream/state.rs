@@ -139,7 +139,7 @@ fn g05_every_bad_state_is_refused() {
     assert!(other(|h| h.layers = 12).contains("layers: expected 12, got 13"));
     assert!(other(|h| h.mla_norm_eps = 1e-5).contains("mla_norm_eps"));
     let mut command = binary();
-    command.args(["generate", "--gen", "1", "--ids", "1", "--memory", "9MB"]);
+    command.args(["generate", "--gen", "1", "--ids", "1", "--memory", "24MB"]);
     let mut long = header.clone();
     (long.position, long.ids) = (100_000, vec![0; 100_000]);
     let files = open(&tiny(), None);

@@ -140,11 +140,11 @@ pub const ORACLE_GATES: [Gate; 11] = [
     },
     Gate {
         id: "invariance",
-        what: "equal bits over kernel paths, threads, chunks, streaming, caches, interleaving, state",
+        what: "equal bits over kernel paths, threads, chunks, rings, caches, interleaving, state",
         inputs: "full_ids",
         budget: "equal bits",
-        catches: "sums split over threads, chunk borders, slots given out twice, stale reads, state \
-                  of another sequence",
+        catches: "sums split over threads, chunk borders, slots given out twice, stale reads, \
+                  state of another sequence",
         applies: always,
         check: invariance::however_run,
     },

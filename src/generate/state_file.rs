@@ -5,9 +5,12 @@
 //! | 8 | magic `89 4B 33 53 0D 0A 1A 0A` (a text-mode copy damages it visibly) |
 //! | 4 | version, 1, little-endian |
 //! | 4 | bytes of the header |
-//! | … | header: JSON with identity of the checkpoint, ε of MLA's norms, sizes, position and ids |
-//! | … | f32, little-endian: per KDA slot the recurrent state, then the convolution inputs; then the cached rows of each MLA slot |
+//! | … | header: JSON with identity of the checkpoint, ε of MLA's norms, sizes, position, ids |
+//! | … | values, see below |
 //! | 32 | sha256 of everything before |
+//!
+//! Values are f32, little-endian: per KDA slot the recurrent state, then the convolution inputs;
+//! then the cached rows of each MLA slot.
 //!
 //! The file is written under a temporary name and renamed: whoever is killed leaves the old one.
 //! Reading refuses another checkpoint, another stack, a cut or changed file, and a version it does

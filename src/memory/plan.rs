@@ -166,7 +166,11 @@ impl Demand {
         let logits = 4 * (rows * shape.vocabulary) as u64;
         let per_position = self.latent_bytes_per_position();
         let mut lines = vec![
-            line("program", self.baseline_bytes, "measured".to_owned()),
+            line(
+                "program",
+                self.baseline_bytes,
+                "measured, rounded up".to_owned(),
+            ),
             line("index", self.index_bytes, "names and places".to_owned()),
         ];
         if self.streams_vocabulary {

@@ -28,6 +28,10 @@ use crate::simcache::policy::PolicyName;
 /// Requests that are at the disk together.
 pub const IO_THREADS: usize = 4;
 
+/// The program's own memory is measured and rounded up to this: it differs by kilobytes from run to
+/// run, and the same limit must give the same plan.
+const BASELINE_STEP_BYTES: u64 = 16_000_000;
+
 /// Why a model cannot be opened.
 #[derive(Debug, Error)]
 pub enum ModelError {
@@ -218,7 +222,9 @@ impl ModelFiles {
             positions,
             chunk_tokens,
             logit_rows: 1,
-            baseline_bytes: resident.saturating_sub(index as u64),
+            baseline_bytes: resident
+                .saturating_sub(index as u64)
+                .next_multiple_of(BASELINE_STEP_BYTES),
             index_bytes: index as u64,
             streams_vocabulary: false,
         }
