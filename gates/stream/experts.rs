@@ -66,11 +66,13 @@ fn header(shape: &k3_verify::model::Shape, slots: usize, policy: PolicyName) -> 
 #[test]
 fn counters_are_those_of_a_replay_of_the_runs_trace() {
     let files = open(&tiny(), None);
-    let ids = &ids("full_ids")[..14];
+    let ids = &ids("full_ids")[..9];
     let expected = feed(&super::make::engine(&files, &resident()), ids);
     for slots in [TOP_K, TOP_K + 1, 7, EXPERTS / 2, EXPERTS] {
         for policy in PolicyName::ALL {
-            for chunk_tokens in [3, 32] {
+            // Chunks cut the unions; that is the same for every policy.
+            let both = policy == PolicyName::LayerCycle;
+            for chunk_tokens in if both { vec![3, 32] } else { vec![3] } {
                 let mut stream = streamed(2, slots);
                 stream.policy = policy;
                 let options = EngineOptions {
@@ -86,9 +88,9 @@ fn counters_are_those_of_a_replay_of_the_runs_trace() {
                 streamed.experts.record(recorder);
                 let mut sequence = EngineSequence::new(Arc::clone(&streamed.engine));
                 let mut got = Vec::new();
-                streamed.experts.begin_step(Phase::Prefill, 0, 10).unwrap();
-                got.extend(super::make::bits(&sequence.feed(&ids[..10]).unwrap()));
-                for (place, id) in ids.iter().enumerate().skip(10) {
+                streamed.experts.begin_step(Phase::Prefill, 0, 7).unwrap();
+                got.extend(super::make::bits(&sequence.feed(&ids[..7]).unwrap()));
+                for (place, id) in ids.iter().enumerate().skip(7) {
                     streamed
                         .experts
                         .begin_step(Phase::Decode, place, 1)
