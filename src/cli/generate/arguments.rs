@@ -62,7 +62,7 @@ pub struct ModelArgs {
     #[arg(long, value_name = "N",
         value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_RING)))]
     pub ring: Option<u32>,
-    /// Policy of the expert cache; the default is the laboratory's recommendation (reports/simcache)
+    /// Policy of the expert cache; the default is what the laboratory recommends
     #[arg(long, value_name = "NAME", value_enum, default_value_t = PolicyName::LayerCycle)]
     pub policy: PolicyName,
     /// Tokens of a prompt that go through a layer together

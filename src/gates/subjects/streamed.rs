@@ -37,7 +37,7 @@ const THREADS: [usize; 4] = [1, 2, 3, 8];
 const CHUNKS: [usize; 4] = [1, 3, 7, 4096];
 /// Tokens fed: a whole chunk of three and a cut one. A slot that is wrong is wrong within a few
 /// tokens (each asks every layer and two dozen experts); the other ways are fed everything.
-const TOKENS: usize = 5;
+const TOKENS: usize = 4;
 /// Combinations besides one factor at a time, and the seed they are drawn with.
 const COMBINATIONS: usize = 20;
 const SEED: u64 = 93;
