@@ -48,6 +48,7 @@ fn ladder(kernels: &Result<KernelFixtures, String>, sets: Vec<SetState>) -> Vec<
         mla_norm_eps: MLA_NORM_EPS,
         precision: None,
         threads: 2,
+        exhaustive: false,
     }));
     (0..rows.len())
         .map(|index| {

@@ -41,6 +41,10 @@ pub struct GatesArgs {
     /// Run only the gates that fit: SET/GATE, GATE, or either with @SUBJECT; * and ? are wild
     #[arg(long, value_name = "GLOB")]
     only: Option<String>,
+    /// Leave nothing out (minutes): `invariance` over every combination of its factors; with
+    /// --mutants every cell of the matrix
+    #[arg(long, conflicts_with = "list")]
+    exhaustive: bool,
     /// List the gates and run none
     #[arg(long)]
     list: bool,
@@ -56,9 +60,6 @@ pub struct GatesArgs {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["evidence", "only", "list", "mutants",
         "engine_cmd", "precision", "mla_norm_eps"])]
     write_ratchet: Option<PathBuf>,
-    /// Leave nothing out: every cell of the kill matrix
-    #[arg(long, requires = "mutants")]
-    exhaustive: bool,
     /// Epsilon of the two low-rank norms in MLA, on the subject's side
     #[arg(long, value_name = "X", default_value_t = MLA_NORM_EPS, value_parser = parse_epsilon)]
     mla_norm_eps: f64,
@@ -175,6 +176,7 @@ fn climb(args: &GatesArgs) -> Result<Exit, CommandError> {
         mla_norm_eps: args.mla_norm_eps,
         precision: args.precision,
         threads: threads(args),
+        exhaustive: args.exhaustive,
     };
     let mut climbed = runner::run(&plan);
     if fixtures_in_use.is_some() {

@@ -2,15 +2,21 @@
 //! run, the result is reported; below this module nothing is unvalidated.
 
 mod basis;
+mod bench;
 mod compare;
 mod dump;
 mod evidence;
 mod export;
 mod gates;
+mod generate;
 mod logits;
 mod model_args;
 mod output;
+mod pack;
+mod pending_file;
+mod plan;
 mod simcache;
+mod sizes;
 mod synth;
 
 use std::io::Write as _;
@@ -49,6 +55,14 @@ enum Command {
     Evidence(evidence::EvidenceArgs),
     /// Write the shipped fixtures and the tiny oracle to disk
     Export(export::ExportArgs),
+    /// Generate ids under a memory budget, from the shards or a packed trunk
+    Generate(Box<generate::GenerateArgs>),
+    /// Run `generate` under several memory limits and write the ladder
+    Bench(bench::BenchArgs),
+    /// Pack the trunk (every layer's tensors but the experts) for streaming
+    Pack(pack::PackArgs),
+    /// Add up the memory of a run before it is taken
+    Plan(Box<plan::PlanArgs>),
     /// Print shell completions
     Completions {
         /// The shell
@@ -69,6 +83,10 @@ pub fn main() -> Exit {
         Command::Dump(args) => dump::run(args),
         Command::Evidence(args) => evidence::run(args),
         Command::Export(args) => export::run(args),
+        Command::Generate(args) => generate::run(args),
+        Command::Bench(args) => bench::run(args),
+        Command::Pack(args) => pack::run(args),
+        Command::Plan(args) => plan::run(args),
         Command::Completions { shell } => completions(*shell),
     };
     match result {

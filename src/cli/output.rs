@@ -106,14 +106,7 @@ pub fn deliver(
     json: &impl serde::Serialize,
     text: &str,
 ) -> Result<(), CommandError> {
-    let mut encoded = serde_json::to_string_pretty(json)
-        .map_err(|error| CommandError::new(error, Exit::BadInput))?;
-    encoded.push('\n');
-    if let Some(folder) = &args.out {
-        fs::create_dir_all(folder).map_err(|error| unwritable(folder, &error))?;
-        write_whole(&folder.join("report.json"), encoded.as_bytes())?;
-        write_whole(&folder.join("report.txt"), text.as_bytes())?;
-    }
+    let encoded = write_report(args, json, text)?;
     let shown = match args.format {
         Format::Text => text,
         Format::Json => &encoded,
@@ -144,6 +137,27 @@ pub fn deliver_page(
         write_whole(&folder.join(format!("{name}.svg")), svg.as_bytes())?;
     }
     write_whole(&folder.join("report.html"), page(&drawn).as_bytes())
+}
+
+/// Writes a report to `--out`, if it is given, and returns its JSON.
+///
+/// # Errors
+///
+/// When a file cannot be written.
+pub fn write_report(
+    args: &OutputArgs,
+    json: &impl serde::Serialize,
+    text: &str,
+) -> Result<String, CommandError> {
+    let mut encoded = serde_json::to_string_pretty(json)
+        .map_err(|error| CommandError::new(error, Exit::BadInput))?;
+    encoded.push('\n');
+    if let Some(folder) = &args.out {
+        fs::create_dir_all(folder).map_err(|error| unwritable(folder, &error))?;
+        write_whole(&folder.join("report.json"), encoded.as_bytes())?;
+        write_whole(&folder.join("report.txt"), text.as_bytes())?;
+    }
+    Ok(encoded)
 }
 
 /// Refuses a folder that cannot be written before any long work.

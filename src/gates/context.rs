@@ -21,6 +21,8 @@ pub struct Context<'a> {
     /// On the full ids, on the long ones.
     floors: [OnceLock<Result<NoiseFloor, SubjectError>>; 2],
     generated: OnceLock<Option<Result<Generation, SubjectError>>>,
+    /// Whether `invariance` takes every combination of its factors.
+    pub exhaustive: bool,
     opened: OnceLock<Result<Box<dyn Subject>, SubjectError>>,
     full: OnceLock<Result<Logits, SubjectError>>,
     long: OnceLock<Result<Logits, SubjectError>>,
@@ -44,11 +46,19 @@ impl<'a> Context<'a> {
             precision: None,
             floors: [OnceLock::new(), OnceLock::new()],
             generated: OnceLock::new(),
+            exhaustive: false,
             opened: OnceLock::new(),
             full: OnceLock::new(),
             long: OnceLock::new(),
             stages: OnceLock::new(),
         }
+    }
+
+    /// The same, with every combination of `invariance` if `exhaustive`.
+    #[must_use]
+    pub fn exhaustively(mut self, exhaustive: bool) -> Self {
+        self.exhaustive = exhaustive;
+        self
     }
 
     /// The opened subject.

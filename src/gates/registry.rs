@@ -143,10 +143,11 @@ pub const ORACLE_GATES: [Gate; 11] = [
     },
     Gate {
         id: "invariance",
-        what: "equal bits over kernel paths, threads, chunks, interleaving, state out and in",
+        what: "equal bits over kernel paths, threads, chunks, rings, caches, interleaving, state",
         inputs: "full_ids",
         budget: "equal bits",
-        catches: "sums split over threads, chunk borders, state of another sequence",
+        catches: "sums split over threads, chunk borders, slots given out twice, stale reads, \
+                  state of another sequence",
         applies: always,
         check: invariance::however_run,
     },

@@ -35,6 +35,8 @@ pub struct Plan<'a> {
     pub precision: Option<Precision>,
     /// Worker threads, at least 1.
     pub threads: usize,
+    /// Whether `invariance` takes every combination of its factors.
+    pub exhaustive: bool,
 }
 
 impl std::fmt::Debug for Plan<'_> {
@@ -187,7 +189,9 @@ fn contexts_of<'a>(plan: &Plan<'a>, state: &'a SetState) -> Vec<Context<'a>> {
             .subjects
             .iter()
             .map(|source| {
-                Context::new(set, source.as_ref(), plan.mla_norm_eps).with_precision(plan.precision)
+                Context::new(set, source.as_ref(), plan.mla_norm_eps)
+                    .with_precision(plan.precision)
+                    .exhaustively(plan.exhaustive)
             })
             .collect(),
         SetState::NotRun { .. } => Vec::new(),

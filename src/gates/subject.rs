@@ -104,12 +104,19 @@ pub trait SubjectSource: Sync {
     fn logits_only(&self) -> bool {
         false
     }
+    /// The same with every combination of the factors, which takes minutes.
+    fn exhaustive_variants(&self) -> Vec<Variant> {
+        self.variants()
+    }
 }
 
 /// The same subject run another way that must change no bit.
 pub struct Variant {
     /// What is different.
     pub name: String,
+    /// How many of the set's ids it is fed at most; fewer where a way is costly and more tokens
+    /// could not show more.
+    pub tokens: usize,
     /// The subject.
     pub source: Box<dyn SubjectSource>,
 }

@@ -3,6 +3,7 @@
 //! Ids are fed in chunks; a single token is a chunk of one. Chunk size, thread count and whether
 //! a prefix was carried or recomputed change no bit of the logits (A11).
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::stage_output::StageOutput;
@@ -11,7 +12,9 @@ use super::{
     ResidentLayers, Shape, State, WeightSource, Weights, Workspace, decoder, residual,
 };
 use crate::config::{MLA_NORM_EPS, RawConfig};
+use crate::kernels::matrix::MatrixRef;
 use crate::kernels::products::Product;
+use crate::kernels::rows::Row;
 use crate::kernels::threads::Threads;
 use crate::stages::{NoStages, Stage, StageSink};
 
@@ -248,10 +251,10 @@ impl<O: Operations + ?Sized> Engine<O> {
         sink: &mut dyn StageSink,
     ) -> Result<(), EngineError> {
         let (t, hidden) = (ids.len(), self.shape.hidden);
-        let table = self.weights.embedding.view();
         for (token, &id) in ids.iter().enumerate() {
-            self.operations
-                .embed(table.row(id as usize), work.residual.running.row_mut(token));
+            let out = work.residual.running.row_mut(token);
+            let mut take = |row: Row<'_>| self.operations.embed(row, out);
+            self.weights.vocabulary.embed(id as usize, &mut take)?;
         }
         (work.residual.filled, work.residual.cleared) = (0, false);
         let mut stages = StageOutput { sink, layer: None };
@@ -291,7 +294,7 @@ impl<O: Operations + ?Sized> Engine<O> {
         &self,
         work: &mut Workspace,
         position: usize,
-        tokens: std::ops::Range<usize>,
+        tokens: Range<usize>,
         out: &mut [f32],
         sink: &mut dyn StageSink,
     ) -> Result<(), EngineError> {
@@ -305,12 +308,30 @@ impl<O: Operations + ?Sized> Engine<O> {
             buffers.mixed.first(tokens.end),
         );
         let vectors = &self.operations.head_input(normed, mixed)[tokens.start * hidden..];
-        let product = Product {
-            matrix: self.weights.head.view(),
-            vectors,
-            out: &mut *out,
+        let mut take = |rows: Range<usize>, matrix: MatrixRef<'_>| {
+            if tokens.len() == 1 || rows.len() == vocabulary {
+                let out = &mut out[rows.start..][..tokens.len() * rows.len()];
+                let product = Product {
+                    matrix,
+                    vectors,
+                    out,
+                };
+                self.operations.products(&self.threads, vec![product]);
+                return;
+            }
+            let mut part = vec![0.0; tokens.len() * rows.len()];
+            let product = Product {
+                matrix,
+                vectors,
+                out: &mut part,
+            };
+            self.operations.products(&self.threads, vec![product]);
+            let whole = out.chunks_exact_mut(vocabulary);
+            for (out, part) in whole.zip(part.chunks_exact(rows.len())) {
+                out[rows.clone()].copy_from_slice(part);
+            }
         };
-        self.operations.products(&self.threads, vec![product]);
+        self.weights.vocabulary.head(&mut take)?;
         let mut stages = StageOutput { sink, layer: None };
         stages.put(Stage::Logits, &[tokens.len(), vocabulary], out);
         for (token, row) in tokens.zip(out.chunks_exact(vocabulary)) {

@@ -34,6 +34,7 @@ pub use shape::{AttentionKind, LayerShape, Shape};
 pub use state::{KdaState, LatentCache, State};
 pub use weights::{
     AttentionWeights, DenseWeights, KdaWeights, LayerSource, LayerWeights, MlaWeights, MlpWeights,
-    MoeWeights, ResidentLayers, TensorSpec, WeightSource, Weights,
+    MoeWeights, ResidentLayers, ResidentVocabulary, TensorSpec, VocabularySource, WeightSource,
+    Weights,
 };
 pub use workspace::Workspace;

@@ -1,9 +1,10 @@
 //! LatentMoE (E1…E10): router, latent down-projection, experts, norm on the sum, up-projection,
 //! shared MLP.
 //!
-//! Experts come from an [`ExpertSource`] in batches of ascending ids, so that a cache can read
+//! Experts come from an [`ExpertSource`] in batches that the source cuts, so that a cache can read
 //! what is missing while it holds what is there. Within a batch the work is cut by rows over all
-//! experts at once. Every output is kept in f32 until the token's sum, which runs in rising id.
+//! experts at once. Every output is kept in f32 until the token's sum, which runs in rising id
+//! whatever the batches were.
 
 use std::sync::Arc;
 
@@ -35,8 +36,8 @@ pub struct Expert {
 /// Where experts come from. An implementation may cache, read ahead and evict; a handle keeps
 /// its expert alive.
 pub trait ExpertSource: Send + Sync + std::fmt::Debug {
-    /// The experts `ids` (ascending, distinct, at most [`ExpertSource::batch_limit`] of them) of a
-    /// layer, in the same order.
+    /// The experts `ids` (distinct, at most [`ExpertSource::batch_limit`] of them) of a layer, in
+    /// the same order. The caller lets go of a batch before it asks for the next.
     ///
     /// # Errors
     /// One of them cannot be had.
@@ -44,6 +45,43 @@ pub trait ExpertSource: Send + Sync + std::fmt::Debug {
 
     /// How many experts may be asked for at once; at least 1.
     fn batch_limit(&self) -> usize;
+
+    /// Cuts what the tokens of a chunk, from `position` on, chose in a layer into batches: every
+    /// distinct expert in exactly one. By default in rising id.
+    ///
+    /// # Errors
+    /// The source cannot go on.
+    fn batches(
+        &self,
+        _layer: usize,
+        _position: usize,
+        demands: &[&[usize]],
+    ) -> Result<Vec<Vec<usize>>, EngineError> {
+        let mut ids: Vec<usize> = demands.iter().copied().flatten().copied().collect();
+        ids.sort_unstable();
+        ids.dedup();
+        let batches = ids.chunks(self.batch_limit().max(1));
+        Ok(batches.map(<[usize]>::to_vec).collect())
+    }
+}
+
+impl<T: ExpertSource + ?Sized> ExpertSource for Arc<T> {
+    fn experts(&self, layer: usize, ids: &[usize]) -> Result<Vec<Arc<Expert>>, EngineError> {
+        (**self).experts(layer, ids)
+    }
+
+    fn batch_limit(&self) -> usize {
+        (**self).batch_limit()
+    }
+
+    fn batches(
+        &self,
+        layer: usize,
+        position: usize,
+        demands: &[&[usize]],
+    ) -> Result<Vec<Vec<usize>>, EngineError> {
+        (**self).batches(layer, position, demands)
+    }
 }
 
 /// All experts in memory: by layer (empty where dense), then by expert.
@@ -245,7 +283,7 @@ fn put_choices(
     stages.put(Stage::RouterWeights, &[t, weights.len() / t], &weights);
 }
 
-/// Runs every chosen expert on its tokens, in batches of ascending ids.
+/// Runs every chosen expert on its tokens, in the batches that the source cuts.
 fn run_experts<O: Operations + ?Sized>(
     pass: &Pass<'_, O>,
     choices: &[Choice],
@@ -258,10 +296,9 @@ fn run_experts<O: Operations + ?Sized>(
             served[id].push((token, place));
         }
     }
-    let ids: Vec<usize> = (0..served.len())
-        .filter(|&id| !served[id].is_empty())
-        .collect();
-    for batch in ids.chunks(pass.experts.batch_limit().max(1)) {
+    let demands: Vec<&[usize]> = choices.iter().map(|choice| choice.ids.as_slice()).collect();
+    let batches = pass.experts.batches(pass.layer, pass.position, &demands)?;
+    for batch in &batches {
         let experts = pass.operations.experts(pass.experts, pass.layer, batch)?;
         let groups: Vec<&[Served]> = batch.iter().map(|&id| served[id].as_slice()).collect();
         run_batch(pass, &experts, &groups, normed, buffers);

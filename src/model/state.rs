@@ -53,6 +53,26 @@ impl State {
         }
     }
 
+    /// Back to position 0; memory is kept.
+    pub fn clear(&mut self) {
+        for slot in &mut self.kda {
+            slot.recurrent.fill(0.0);
+            slot.convolution.fill(0.0);
+        }
+        self.mla.iter_mut().for_each(|cache| cache.rows.clear());
+        (self.position, self.interrupted) = (0, false);
+    }
+
+    /// Makes room for `positions` positions in all, exactly: a cache that grows by doubling would
+    /// hold up to twice what the plan says, and both copies while it moves.
+    pub fn reserve(&mut self, shape: &Shape, positions: usize) {
+        let wanted = positions * shape.cache_width();
+        for cache in &mut self.mla {
+            let more = wanted.saturating_sub(cache.rows.len());
+            cache.rows.reserve_exact(more);
+        }
+    }
+
     /// Refuses a state that another model made, or that a failed call left half-way.
     ///
     /// # Errors

@@ -6,12 +6,14 @@
 //! folded into one vector. Layers come from a [`LayerSource`], so that they may be resident or
 //! streamed.
 
+use std::ops::Range;
 use std::sync::Arc;
 
 use super::{AttentionKind, EngineError, Operations, Shape};
 use crate::checkpoint::Dtype;
 use crate::kernels::bf16;
-use crate::kernels::matrix::{Matrix, MatrixError, SharedBytes};
+use crate::kernels::matrix::{Matrix, MatrixError, MatrixRef, SharedBytes};
+use crate::kernels::rows::Row;
 
 /// A tensor the engine asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -140,11 +142,18 @@ pub struct LayerWeights {
 
 /// Where layers come from: memory, or a ring that streams them.
 pub trait LayerSource: Send + Sync + std::fmt::Debug {
-    /// Layer `layer`; kept alive by the handle.
+    /// Layer `layer`; kept alive by the handle. The caller lets go of a layer before it asks for
+    /// the next: its memory may be what the next one needs.
     ///
     /// # Errors
     /// It cannot be read.
     fn layer(&self, layer: usize) -> Result<Arc<LayerWeights>, EngineError>;
+}
+
+impl<T: LayerSource + ?Sized> LayerSource for Arc<T> {
+    fn layer(&self, layer: usize) -> Result<Arc<LayerWeights>, EngineError> {
+        (**self).layer(layer)
+    }
 }
 
 /// All layers in memory.
@@ -157,17 +166,51 @@ impl LayerSource for ResidentLayers {
     }
 }
 
+/// Where embedding rows and the head come from: memory, or the disk.
+pub trait VocabularySource: Send + Sync + std::fmt::Debug {
+    /// Gives the embedding row \[E\] of `id`.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    fn embed(&self, id: usize, take: &mut dyn FnMut(Row<'_>)) -> Result<(), EngineError>;
+
+    /// Gives the head \[V, E\] from its first row to its last, in one piece or in several.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    fn head(&self, take: &mut dyn FnMut(Range<usize>, MatrixRef<'_>)) -> Result<(), EngineError>;
+}
+
+/// Embedding and head in memory.
+#[derive(Debug, Clone)]
+pub struct ResidentVocabulary {
+    /// Embedding table \[V, E\].
+    pub embedding: Matrix,
+    /// lm_head \[V, E\].
+    pub head: Matrix,
+}
+
+impl VocabularySource for ResidentVocabulary {
+    fn embed(&self, id: usize, take: &mut dyn FnMut(Row<'_>)) -> Result<(), EngineError> {
+        take(self.embedding.view().row(id));
+        Ok(())
+    }
+
+    fn head(&self, take: &mut dyn FnMut(Range<usize>, MatrixRef<'_>)) -> Result<(), EngineError> {
+        take(0..self.head.rows(), self.head.view());
+        Ok(())
+    }
+}
+
 /// The weights outside the layers.
 #[derive(Debug, Clone)]
 pub struct Weights {
-    /// Embedding table \[V, E\].
-    pub embedding: Matrix,
+    /// Embedding and head.
+    pub vocabulary: Arc<dyn VocabularySource>,
     /// Output mixer, folded \[E\].
     pub output_mixer: Vec<f32>,
     /// \[E\].
     pub final_norm: Vec<f32>,
-    /// \[V, E\].
-    pub head: Matrix,
 }
 
 /// Binds names below a prefix.
@@ -175,6 +218,18 @@ struct Binder<'a, O: ?Sized> {
     operations: &'a O,
     source: &'a dyn WeightSource,
     prefix: String,
+}
+
+impl<'a, O: Operations + ?Sized> Binder<'a, O> {
+    /// For tensors outside the layers.
+    fn of_model(operations: &'a O, source: &'a dyn WeightSource) -> Self {
+        let prefix = "language_model.".to_owned();
+        Self {
+            operations,
+            source,
+            prefix,
+        }
+    }
 }
 
 impl<O: Operations + ?Sized> Binder<'_, O> {
@@ -329,18 +384,30 @@ impl Weights {
         shape: &Shape,
         source: &dyn WeightSource,
     ) -> Result<Self, EngineError> {
-        let prefix = "language_model.".to_owned();
-        let binder = Binder {
-            operations,
-            source,
-            prefix,
-        };
+        let binder = Binder::of_model(operations, source);
         let (v, e) = (shape.vocabulary, shape.hidden);
-        Ok(Self {
+        let vocabulary = Arc::new(ResidentVocabulary {
             embedding: binder.matrix("model.embed_tokens.weight", v, e)?,
-            output_mixer: binder.mixer("model.output_attn_res", e)?,
-            final_norm: binder.norm("model.norm.weight", e)?,
             head: binder.matrix("lm_head.weight", v, e)?,
+        });
+        Self::load_beside(operations, shape, source, vocabulary)
+    }
+
+    /// Binds the closing stages; embedding and head come from elsewhere.
+    ///
+    /// # Errors
+    /// A tensor the source refuses.
+    pub fn load_beside<O: Operations + ?Sized>(
+        operations: &O,
+        shape: &Shape,
+        source: &dyn WeightSource,
+        vocabulary: Arc<dyn VocabularySource>,
+    ) -> Result<Self, EngineError> {
+        let binder = Binder::of_model(operations, source);
+        Ok(Self {
+            vocabulary,
+            output_mixer: binder.mixer("model.output_attn_res", shape.hidden)?,
+            final_norm: binder.norm("model.norm.weight", shape.hidden)?,
         })
     }
 }

@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::engine_kernels;
+use super::{engine_kernels, streamed};
 use crate::checkpoint::Checkpoint;
 use crate::config::RawConfig;
 use crate::gates::kernels::Tensors;
@@ -119,6 +119,7 @@ impl SubjectSource for Production {
     fn variants(&self) -> Vec<Variant> {
         let other = |name: String, path, options| Variant {
             name,
+            tokens: usize::MAX,
             source: Box::new(Self { path, options }),
         };
         let mut variants = Vec::new();
@@ -139,6 +140,13 @@ impl SubjectSource for Production {
             };
             variants.push(other(format!("chunk {chunk_tokens}"), self.path, options));
         }
+        variants.extend(streamed::variants(self.path, self.options));
+        variants
+    }
+
+    fn exhaustive_variants(&self) -> Vec<Variant> {
+        let mut variants = self.variants();
+        variants.extend(streamed::product(self.path, self.options));
         variants
     }
 }
@@ -182,6 +190,7 @@ impl SubjectSource for MutantSource {
         };
         vec![Variant {
             name: "chunk 3, threads 2".to_owned(),
+            tokens: usize::MAX,
             source: Box::new(Self {
                 name: self.name.clone(),
                 mutant: self.mutant,

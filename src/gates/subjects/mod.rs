@@ -4,6 +4,7 @@ mod engine;
 mod engine_kernels;
 mod inputs;
 mod reference_kernels;
+mod streamed;
 mod wrapped;
 
 use std::collections::BTreeMap;
@@ -61,6 +62,7 @@ pub fn mutants() -> Vec<Mutant> {
     of_formulas
         .chain(wrapped::mutants(reference_source))
         .chain(engine::engine_mutants())
+        .chain(streamed::mutants(engine::production))
         .collect()
 }
 

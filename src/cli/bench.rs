@@ -1,0 +1,152 @@
+//! `bench --ladder`: the same `generate` under several memory limits, interleaved and repeated.
+//!
+//! Each run is a process of its own: peak memory is a property of a process, and a run must not
+//! find the last one's weights in memory.
+
+use std::path::PathBuf;
+use std::process::{Command, Stdio};
+
+use clap::Args;
+use serde_json::Value;
+
+use super::generate::{eprint_text, usage};
+use super::output::{self, CommandError, OutputArgs};
+use super::sizes::parse_size;
+use crate::exit::Exit;
+use crate::generate::ladder::{LadderError, Runs, ladder};
+use crate::simcache::policy::PolicyName;
+
+/// A limit as typed, and its bytes.
+#[derive(Debug, Clone)]
+struct Limit {
+    text: String,
+    bytes: u64,
+}
+
+fn limit(text: &str) -> Result<Limit, String> {
+    let bytes = parse_size(text)?;
+    let text = text.to_owned();
+    Ok(Limit { text, bytes })
+}
+
+/// What was typed.
+#[derive(Debug, Args)]
+pub struct BenchArgs {
+    /// Memory limits to run `generate` under, such as 3GB,5GB,8GB
+    #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = limit, required = true)]
+    ladder: Vec<Limit>,
+    /// Checkpoint folder (or the environment variable K3_MODEL)
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+    /// Packed trunk, made by `pack`
+    #[arg(long, value_name = "DIR")]
+    trunk: Option<PathBuf>,
+    /// Prompt as token ids
+    #[arg(long, value_name = "IDS")]
+    ids: String,
+    /// Ids to generate
+    #[arg(long, value_name = "N", default_value_t = 8,
+        value_parser = clap::value_parser!(u32).range(1..=1_000_000))]
+    r#gen: u32,
+    /// Runs under each limit
+    #[arg(long, value_name = "N", default_value_t = 3,
+        value_parser = clap::value_parser!(u32).range(1..=1000))]
+    repeats: u32,
+    /// Policy of the expert cache; `simcache --measured` models lru
+    #[arg(long, value_name = "NAME", value_enum, default_value_t = PolicyName::Lru)]
+    policy: PolicyName,
+    /// Worker threads (at most 1024)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// [`CommandError`]: a run that failed ends the ladder with that run's exit code.
+pub fn run(args: &BenchArgs) -> Result<Exit, CommandError> {
+    super::sizes::parse_ids(&args.ids).map_err(|text| usage(format!("--ids: {text}")))?;
+    output::check_writable(&args.output)?;
+    let mut runs: Vec<Runs> = args
+        .ladder
+        .iter()
+        .map(|limit| Runs {
+            budget: limit.text.clone(),
+            budget_bytes: limit.bytes,
+            reports: Vec::new(),
+        })
+        .collect();
+    // Interleaved: a machine that slows down in the course of it slows every rung alike.
+    for repeat in 0..args.repeats {
+        for rung in &mut runs {
+            eprint_text(&format!(
+                "run {} of {} under {}\n",
+                repeat + 1,
+                args.repeats,
+                rung.budget
+            ));
+            let traced = repeat == 0 && rung.budget == args.ladder[0].text;
+            rung.reports.push(one(args, &rung.budget, traced)?);
+        }
+    }
+    let ladder = ladder(args.policy.as_str(), &runs).map_err(|error| {
+        let exit = match error {
+            LadderError::DifferentIds { .. } => Exit::Disagrees,
+            LadderError::NoField { .. } => Exit::BadInput,
+        };
+        CommandError::new(error, exit)
+    })?;
+    if let Some(folder) = &args.output.out {
+        output::write_whole(&folder.join("ladder.tsv"), ladder.table().as_bytes())?;
+        let drawn = ladder.plot();
+        let drawn = drawn.map_err(|error| CommandError::new(error, Exit::BadInput))?;
+        output::write_whole(&folder.join("ladder.svg"), drawn.as_bytes())?;
+    }
+    output::deliver(&args.output, &ladder, &ladder.text())?;
+    Ok(Exit::Conforms)
+}
+
+/// One run in a process of its own.
+fn one(args: &BenchArgs, budget: &str, traced: bool) -> Result<Value, CommandError> {
+    let failed = |error: std::io::Error| {
+        let error = anyhow::anyhow!("cannot run this program again: {error}");
+        CommandError::new(error, Exit::BadInput)
+    };
+    let program = std::env::current_exe().map_err(failed)?;
+    let mut command = Command::new(program);
+    command.args(["generate", "--format", "json", "--memory", budget]);
+    command.args(["--ids", &args.ids, "--gen", &args.r#gen.to_string()]);
+    command.args(["--policy", args.policy.as_str()]);
+    if let Some(model) = &args.model {
+        command.arg("--model").arg(model);
+    }
+    if let Some(trunk) = &args.trunk {
+        command.arg("--trunk").arg(trunk);
+    }
+    if let Some(threads) = args.threads {
+        command.args(["--threads", &threads.to_string()]);
+    }
+    if let (true, Some(folder)) = (traced, &args.output.out) {
+        command.arg("--dump-trace").arg(folder.join("ladder.trace"));
+    }
+    let output = command.stdin(Stdio::null()).output().map_err(failed)?;
+    if output.status.success() {
+        let report = serde_json::from_slice(&output.stdout);
+        return report.map_err(|error| CommandError::new(error, Exit::BadInput));
+    }
+    let stderr = String::from_utf8_lossy(&output.stderr);
+    let line = stderr.lines().find_map(|line| line.strip_prefix("error: "));
+    let exit = match output.status.code() {
+        Some(1) => Exit::Disagrees,
+        Some(2) => Exit::Usage,
+        Some(5) => Exit::Refused,
+        _ => Exit::BadInput,
+    };
+    let what = line.unwrap_or("the run ended without a word");
+    Err(CommandError::new(
+        anyhow::anyhow!("under {budget}: {what}"),
+        exit,
+    ))
+}

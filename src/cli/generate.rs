@@ -1,0 +1,435 @@
+//! `generate`: ids in, ids out, under a memory budget, from the shards or a packed trunk.
+
+mod arguments;
+mod watch;
+
+use std::io::Write as _;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::Instant;
+
+use super::output::{self, CommandError, Format};
+use super::pending_file::PendingFile;
+use crate::checkpoint::identity::Identity;
+use crate::exit::Exit;
+use crate::generate::report::{Peak, RunReport, SCHEMA, Settings, Totals, join};
+use crate::generate::run::{self, Generated, Request, TeacherForcing};
+use crate::generate::state_file::{Header, SavedState, StateError, save};
+use crate::host::memory;
+use crate::host::provenance::{Provenance, default_threads};
+use crate::kernels::path::KernelPath;
+use crate::memory::{MemoryPlan, Wishes, presets};
+use crate::model::{Contract, EngineError, EngineOptions, EngineSequence};
+use crate::stream::{ModelError, ModelFiles, StreamOptions, StreamedEngine};
+pub use arguments::{GenerateArgs, ModelArgs, usage};
+use watch::{Outputs, RunWatch};
+
+/// Share of the free memory that is used when nobody says how much: the rest is for others.
+const UNASKED_SHARE: f64 = 0.95;
+
+/// How the command ends for an error of the engine.
+#[must_use]
+pub fn engine_error(error: &EngineError) -> CommandError {
+    let exit = match error {
+        EngineError::NonFiniteLogits { .. } | EngineError::RouterNan { .. } => Exit::Disagrees,
+        EngineError::TokenId { .. } => Exit::Usage,
+        _ => Exit::BadInput,
+    };
+    CommandError::new(anyhow::anyhow!("{error}"), exit)
+}
+
+/// How the command ends for a model that cannot be opened.
+#[must_use]
+pub fn model_error(error: &ModelError) -> CommandError {
+    match error {
+        ModelError::Engine(error) => engine_error(error),
+        ModelError::Layers { .. } => usage(error.to_string()),
+        ModelError::Pack(_) => CommandError::new(anyhow::anyhow!("{error}"), Exit::BadInput)
+            .hint("make the packed trunk again with `k3-verify pack MODEL OUT`"),
+        _ => CommandError::new(anyhow::anyhow!("{error}"), Exit::BadInput),
+    }
+}
+
+fn state_error(error: &StateError) -> CommandError {
+    CommandError::new(anyhow::anyhow!("{error}"), Exit::BadInput)
+}
+
+/// Wishes of the options: a preset's, then those given one by one.
+#[must_use]
+pub fn wishes(args: &ModelArgs) -> Wishes {
+    let preset = args.preset.as_deref().and_then(presets::named);
+    let bytes = |gigabytes: f64| (gigabytes * 1e9) as u64;
+    let slots = args.expert_slots.map(|slots| slots as usize);
+    let preset_experts = preset.filter(|_| slots.is_none());
+    Wishes {
+        trunk_bytes: args
+            .trunk_gb
+            .or_else(|| preset.map(|preset| bytes(preset.trunk_gb))),
+        expert_bytes: args
+            .cache_gb
+            .or_else(|| preset_experts.map(|preset| bytes(preset.expert_gb))),
+        expert_slots: slots,
+        ring_slots: args.ring.map(|slots| slots as usize),
+    }
+}
+
+/// The plan for a run over `positions` positions, or the refusal.
+///
+/// # Errors
+/// Exit 5 with both numbers.
+pub fn plan(
+    args: &ModelArgs,
+    files: &ModelFiles,
+    positions: usize,
+    logit_rows: usize,
+) -> Result<MemoryPlan, CommandError> {
+    let mut demand = files.demand(
+        positions,
+        (args.prefill_chunk as usize).min(positions.max(1)),
+    );
+    demand.logit_rows = logit_rows;
+    demand.streams_vocabulary = streams_vocabulary(args);
+    // What the process already holds is in the plan and no longer in what the machine has.
+    let held = memory::resident_bytes().unwrap_or(0);
+    let machine = memory::available().bytes().map(|bytes| bytes + held);
+    let wishes = wishes(args);
+    let limit = match (args.memory, machine) {
+        (Some(asked), Some(machine)) => Some(asked.min(machine)),
+        (asked, machine) => asked.or(machine),
+    };
+    let unasked = match (args.memory, machine) {
+        (None, Some(machine)) => Some((machine as f64 * UNASKED_SHARE) as u64),
+        _ => limit,
+    };
+    let planned = demand
+        .plan(&wishes, unasked)
+        .or_else(|_| demand.plan(&wishes, limit));
+    planned.map_err(|refusal| {
+        let from = if limit == args.memory {
+            "the limit is --memory"
+        } else {
+            "the limit is what this machine or its control group has free"
+        };
+        let hint = format!("{from}; fewer positions, a smaller chunk or preset ultra need less");
+        CommandError::new(refusal, Exit::Refused).hint(hint)
+    })
+}
+
+/// Whether embedding rows and head are read when they are needed.
+fn streams_vocabulary(args: &ModelArgs) -> bool {
+    args.preset.as_deref() == Some(presets::ULTRA)
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// [`CommandError`]; nothing is printed as a result then.
+pub fn run(args: &GenerateArgs) -> Result<Exit, CommandError> {
+    let start = Instant::now();
+    args.check()?;
+    let folder = args.model.folder()?;
+    output::check_writable(&args.output)?;
+    let outputs = Outputs::create(args)?;
+    let operations = Arc::new(Contract::fastest());
+    let layers = args.model.layers.map(|layers| layers as usize);
+    let trunk = args.model.trunk.as_deref();
+    let files = ModelFiles::open(&*operations, &folder, layers, trunk);
+    let files = files.map_err(|error| model_error(&error))?;
+    say_layers(&files);
+    let identity = identity(args, &files)?;
+    let saved = open_state(args, &files, identity)?;
+    let request = request(args, &files, saved.as_ref())?;
+    let positions = request.ids.len() + request.count.saturating_sub(1);
+    let rows = if args.tf_check {
+        args.model.prefill_chunk as usize
+    } else {
+        1
+    };
+    let plan = plan(&args.model, &files, positions, rows)?;
+    eprint_text(&format!("memory plan\n{}", plan.text()));
+    let options = EngineOptions {
+        threads: args.threads.map_or_else(default_threads, usize::from),
+        chunk_tokens: (args.model.prefill_chunk as usize).min(positions.max(1)),
+        mla_norm_eps: args.mla_norm_eps,
+    };
+    let stream = StreamOptions::of_plan(&plan, args.model.policy, streams_vocabulary(&args.model));
+    let streamed = files.engine(&operations, &stream, options);
+    let streamed = streamed.map_err(|error| model_error(&error))?;
+    let said = say_direct(&streamed);
+    let mut sequence = EngineSequence::new(Arc::clone(&streamed.engine));
+    sequence.state.reserve(&files.shape, positions);
+    if let Some(saved) = &saved {
+        let loaded = saved.load_into(&mut sequence.state);
+        loaded.map_err(|error| state_error(&error))?;
+    }
+    let mut watch = RunWatch::new(&streamed, outputs, trace_header(&files, &stream, identity))?;
+    let (generated, forced) = compute(args, &mut sequence, &request, &mut watch)?;
+    let (steps, pending) = watch.finish()?;
+    if !said {
+        // Some file systems refuse at the first read and not at open.
+        say_direct(&streamed);
+    }
+    if let (Some(path), Some(identity)) = (&args.save_state, identity) {
+        save_state(
+            path,
+            args,
+            &files,
+            (identity, &sequence, &request, &generated),
+        )?;
+    }
+    for file in pending {
+        file.finish()?;
+    }
+    let report = RunReport {
+        schema: SCHEMA,
+        checkpoint_identity: identity.map(|identity| identity.to_string()),
+        prompt_ids: request.ids.clone(),
+        generated_ids: generated.ids,
+        stopped_by: generated.stopped_by,
+        teacher_forcing: forced,
+        settings: settings(args, &files, &streamed, &operations, options),
+        totals: totals(&streamed, &steps),
+        steps,
+        peak: peak(&plan),
+        plan,
+        provenance: Provenance::since(start, options.threads, vec![folder.display().to_string()]),
+    };
+    eprint_text(&report.summary());
+    deliver(args, &report)
+}
+
+/// Generates, or checks by teacher forcing.
+fn compute(
+    args: &GenerateArgs,
+    sequence: &mut EngineSequence,
+    request: &Request,
+    watch: &mut RunWatch<'_>,
+) -> Result<(Generated, Option<TeacherForcing>), CommandError> {
+    if args.tf_check {
+        let forced = run::teacher_forcing(sequence, &request.ids, watch);
+        let forced = forced.map_err(|error| engine_error(&error))?;
+        let none = Generated {
+            ids: Vec::new(),
+            stopped_by: None,
+        };
+        return Ok((none, Some(forced)));
+    }
+    let generated = run::generate(sequence, request, watch);
+    Ok((generated.map_err(|error| engine_error(&error))?, None))
+}
+
+/// Writes the report to stdout and `--out`.
+fn deliver(args: &GenerateArgs, report: &RunReport) -> Result<Exit, CommandError> {
+    let line = match &report.teacher_forcing {
+        Some(forced) => format!("{} of {}\n", forced.tf_matches, forced.tf_positions),
+        None => format!("{}\n", join(&report.generated_ids)),
+    };
+    if args.output.format == Format::Json || args.output.out.is_some() {
+        let json = output::OutputArgs {
+            format: Format::Json,
+            out: args.output.out.clone(),
+        };
+        if args.output.format == Format::Json {
+            output::deliver(&json, report, &report.text())?;
+            return Ok(Exit::Conforms);
+        }
+        output::write_report(&json, report, &report.text())?;
+    }
+    let mut stdout = std::io::stdout().lock();
+    output::quiet_pipe(
+        stdout
+            .write_all(line.as_bytes())
+            .and_then(|()| stdout.flush()),
+    )?;
+    Ok(Exit::Conforms)
+}
+
+/// Text for people who watch; a closed stderr is no error.
+pub fn eprint_text(text: &str) {
+    let _ = std::io::stderr().lock().write_all(text.as_bytes());
+}
+
+fn say_layers(files: &ModelFiles) {
+    let (run, all) = (files.shape.layers.len(), files.config.num_hidden_layers);
+    if run < all {
+        eprint_text(&format!(
+            "NOTE: only the first {run} of {all} layers are run: the ids are not the model's\n"
+        ));
+    }
+}
+
+/// One note for files that are read through the page cache; whether there was cause.
+fn say_direct(streamed: &StreamedEngine<Contract>) -> bool {
+    let files = streamed
+        .layers
+        .files()
+        .iter()
+        .chain(streamed.experts.files());
+    let cached = files.into_iter().find(|file| !file.is_direct());
+    if let Some(file) = cached {
+        let path = file.path().display();
+        eprint_text(&format!(
+            "note: direct reads are refused for {path}: it is read through the page cache\n"
+        ));
+    }
+    cached.is_some()
+}
+
+/// The identity, where something of this run is bound to it. A partial checkpoint has none.
+fn identity(args: &GenerateArgs, files: &ModelFiles) -> Result<Option<Identity>, CommandError> {
+    let bound = args.save_state.is_some() || args.load_state.is_some();
+    match files.identity() {
+        Ok(identity) => Ok(Some(identity)),
+        Err(error) if bound => Err(model_error(&error)),
+        Err(_) => Ok(None),
+    }
+}
+
+fn open_state(
+    args: &GenerateArgs,
+    files: &ModelFiles,
+    identity: Option<Identity>,
+) -> Result<Option<SavedState>, CommandError> {
+    let (Some(path), Some(identity)) = (&args.load_state, identity) else {
+        return Ok(None);
+    };
+    let saved = SavedState::open(path).map_err(|error| state_error(&error))?;
+    let ours = Header::new(identity, args.mla_norm_eps, &files.shape, 0, Vec::new());
+    saved.check(&ours).map_err(|error| state_error(&error))?;
+    Ok(Some(saved))
+}
+
+/// The sequence to go on with; ids outside the vocabulary are refused before any work.
+fn request(
+    args: &GenerateArgs,
+    files: &ModelFiles,
+    saved: Option<&SavedState>,
+) -> Result<Request, CommandError> {
+    let vocabulary = files.config.vocab_size;
+    let given = args.ids.as_ref().map_or(&[][..], |ids| &ids.0);
+    let outside = |id: &&u32| **id as usize >= vocabulary;
+    if let Some(id) = given.iter().chain(&args.stop_id).find(outside) {
+        return Err(usage(format!(
+            "token id {id}: the vocabulary has {vocabulary} ids, 0 to {}",
+            vocabulary - 1
+        )));
+    }
+    let mut ids = saved.map_or(Vec::new(), |saved| saved.header.ids.clone());
+    let fed = saved.map_or(0, |saved| saved.header.position);
+    ids.extend_from_slice(given);
+    if ids.len() == fed {
+        return Err(usage(
+            "every id of the state has been fed: give --ids to go on".to_owned(),
+        ));
+    }
+    Ok(Request {
+        ids,
+        count: if args.tf_check {
+            0
+        } else {
+            args.r#gen as usize
+        },
+        stop_ids: args.stop_id.clone(),
+        full_recompute: args.full_recompute,
+    })
+}
+
+fn trace_header(
+    files: &ModelFiles,
+    stream: &StreamOptions,
+    identity: Option<Identity>,
+) -> crate::simcache::trace::v1::Header {
+    use crate::simcache::cache::{Requests, Reserve};
+    let mut header =
+        crate::simcache::trace::v1::Header::of_shape(crate::stream::experts::sizes(&files.shape));
+    header.trunk_bytes = files.trunk_bytes();
+    header.head_bytes = 2 * (files.shape.vocabulary * files.shape.hidden) as u64;
+    header.checkpoint_identity = identity.map_or([0; 32], |identity| identity.0);
+    header.slot_count = stream.expert_slots as u32;
+    header.requests = Some(Requests::Union);
+    header.reserve = Some(Reserve::Late);
+    header.policy = stream.policy.as_str().to_owned();
+    header
+}
+
+fn save_state(
+    path: &Path,
+    args: &GenerateArgs,
+    files: &ModelFiles,
+    (identity, sequence, request, generated): (Identity, &EngineSequence, &Request, &Generated),
+) -> Result<(), CommandError> {
+    let ids = [&request.ids[..], &generated.ids].concat();
+    let position = sequence.state.position;
+    let header = Header::new(identity, args.mla_norm_eps, &files.shape, position, ids);
+    save(path, &header, &sequence.state).map_err(|error| state_error(&error))
+}
+
+fn settings(
+    args: &GenerateArgs,
+    files: &ModelFiles,
+    streamed: &StreamedEngine<Contract>,
+    operations: &Contract,
+    options: EngineOptions,
+) -> Settings {
+    let mut read = streamed
+        .layers
+        .files()
+        .iter()
+        .chain(streamed.experts.files());
+    Settings {
+        layers: files.shape.layers.len(),
+        layers_of_model: files.config.num_hidden_layers,
+        mla_norm_eps: args.mla_norm_eps,
+        policy: args.model.policy.as_str(),
+        prefill_chunk: options.chunk_tokens,
+        full_recompute: args.full_recompute,
+        packed_trunk: args.model.trunk.is_some(),
+        streamed_vocabulary: streams_vocabulary(&args.model),
+        kernel_path: KernelPath::name(operations.path),
+        direct_reads: read.all(|file| file.is_direct()),
+    }
+}
+
+fn totals(
+    streamed: &StreamedEngine<Contract>,
+    steps: &[crate::generate::report::StepRow],
+) -> Totals {
+    let (trunk, experts) = (streamed.layers.counters(), streamed.experts.counters());
+    let seconds: f64 = steps.iter().map(|row| row.step.seconds).sum();
+    let waited: f64 = steps.iter().map(|row| row.wait_seconds).sum();
+    let requests = experts.table.hits + experts.table.misses;
+    let percent = |part: f64, whole: f64| {
+        if whole > 0.0 {
+            100.0 * part / whole
+        } else {
+            0.0
+        }
+    };
+    Totals {
+        experts: experts.table,
+        expert_bytes: experts.read_bytes,
+        trunk_bytes: trunk.used_bytes,
+        trunk_read_bytes: trunk.read_bytes,
+        pinned_bytes: trunk.pinned_bytes,
+        layer_uses: trunk.uses,
+        layer_pinned_uses: trunk.pinned_uses,
+        layer_ready_uses: trunk.ready_uses,
+        seconds,
+        io_share_percent: percent(waited, seconds),
+        hit_percent: percent(experts.table.hits as f64, requests as f64),
+    }
+}
+
+fn peak(plan: &MemoryPlan) -> Option<Peak> {
+    let peak = memory::peak_resident_bytes()?;
+    let tolerated = plan.tolerated_bytes();
+    Some(Peak {
+        planned_bytes: plan.total_bytes,
+        peak_resident_bytes: peak,
+        tolerated_bytes: tolerated,
+        within: peak.abs_diff(plan.total_bytes) <= tolerated,
+    })
+}
+
+/// Files of a run that have no names yet.
+type Pending = Vec<PendingFile>;

@@ -1,0 +1,152 @@
+//! What `generate` accepts, and the checks that need no file.
+
+use std::path::PathBuf;
+
+use clap::Args;
+
+use super::super::output::{CommandError, OutputArgs};
+use super::super::sizes::{parse_gigabytes, parse_id, parse_ids, parse_size};
+use crate::config::MLA_NORM_EPS;
+use crate::exit::Exit;
+use crate::memory::presets;
+use crate::simcache::policy::PolicyName;
+
+/// Most ids to generate in one run.
+const MAX_GEN: u32 = 1_000_000;
+/// Most slots of a ring.
+const MAX_RING: u32 = 64;
+/// Most tokens of a chunk.
+const MAX_CHUNK: u32 = 65_536;
+
+/// Ids of a prompt; a type of its own, since a list on the command line is one value.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Ids(pub Vec<u32>);
+
+fn ids(text: &str) -> Result<Ids, String> {
+    parse_ids(text).map(Ids)
+}
+
+fn epsilon(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if value.is_finite() && value > 0.0 => Ok(value),
+        _ => Err("expected a positive, finite number".to_owned()),
+    }
+}
+
+/// Where the model is and how much memory it gets.
+#[derive(Debug, Args)]
+pub struct ModelArgs {
+    /// Checkpoint folder (or the environment variable K3_MODEL)
+    #[arg(long, value_name = "DIR")]
+    pub model: Option<PathBuf>,
+    /// Packed trunk, made by `pack`
+    #[arg(long, value_name = "DIR")]
+    pub trunk: Option<PathBuf>,
+    /// Most memory the process may take, such as 8GB or 6.5GiB
+    #[arg(long, value_name = "SIZE", value_parser = parse_size)]
+    pub memory: Option<u64>,
+    /// Split of memory between trunk and experts
+    #[arg(long, value_name = "NAME", value_parser = presets::names())]
+    pub preset: Option<String>,
+    /// GB for the trunk: layers in memory and ring
+    #[arg(long, value_name = "X", value_parser = parse_gigabytes)]
+    pub trunk_gb: Option<u64>,
+    /// GB for expert slots
+    #[arg(long, value_name = "X", value_parser = parse_gigabytes)]
+    pub cache_gb: Option<u64>,
+    /// Expert slots (instead of --cache-gb)
+    #[arg(long, value_name = "N", conflicts_with = "cache_gb",
+        value_parser = clap::value_parser!(u32).range(1..))]
+    pub expert_slots: Option<u32>,
+    /// Slots for layers that are not in memory; with 2 and more the next is read ahead
+    #[arg(long, value_name = "N",
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_RING)))]
+    pub ring: Option<u32>,
+    /// Policy of the expert cache; the default is what the laboratory recommends
+    #[arg(long, value_name = "NAME", value_enum, default_value_t = PolicyName::LayerCycle)]
+    pub policy: PolicyName,
+    /// Tokens of a prompt that go through a layer together
+    #[arg(long, value_name = "N", default_value_t = 32,
+        value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_CHUNK)))]
+    pub prefill_chunk: u32,
+    /// Run only the first N layers; the ids are not the model's then
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
+    pub layers: Option<u32>,
+}
+
+/// What was typed.
+#[derive(Debug, Args)]
+pub struct GenerateArgs {
+    #[command(flatten)]
+    pub model: ModelArgs,
+    /// Prompt as token ids: decimal numbers, separated by commas
+    #[arg(long, value_name = "IDS", value_parser = ids)]
+    pub ids: Option<Ids>,
+    /// Ids to generate; 0 only feeds the prompt
+    #[arg(long, value_name = "N", default_value_t = 8,
+        value_parser = clap::value_parser!(u32).range(..=i64::from(MAX_GEN)))]
+    pub r#gen: u32,
+    /// Stop after this id; it is kept (repeatable)
+    #[arg(long, value_name = "ID", value_parser = parse_id)]
+    pub stop_id: Vec<u32>,
+    /// Compute the whole prefix anew at every step
+    #[arg(long, conflicts_with_all = ["load_state", "save_state"])]
+    pub full_recompute: bool,
+    /// Write the logits of every generated id, raw little-endian f32
+    #[arg(long, value_name = "FILE")]
+    pub dump_logits: Option<PathBuf>,
+    /// Write the expert requests and the cache's decisions, for `simcache`
+    #[arg(long, value_name = "FILE")]
+    pub dump_trace: Option<PathBuf>,
+    /// Write the state at the end
+    #[arg(long, value_name = "FILE")]
+    pub save_state: Option<PathBuf>,
+    /// Continue from a saved state; --ids are appended
+    #[arg(long, value_name = "FILE")]
+    pub load_state: Option<PathBuf>,
+    /// Instead of generating, feed the ids and report how often each next one is the model's choice
+    #[arg(long, conflicts_with_all = ["load_state", "save_state", "full_recompute", "stop_id"])]
+    pub tf_check: bool,
+    /// Epsilon of the two low-rank norms in MLA
+    #[arg(long, value_name = "X", default_value_t = MLA_NORM_EPS, value_parser = epsilon)]
+    pub mla_norm_eps: f64,
+    /// Worker threads (at most 1024)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    pub threads: Option<u16>,
+    #[command(flatten)]
+    pub output: OutputArgs,
+}
+
+/// A usage error.
+pub fn usage(text: String) -> CommandError {
+    CommandError::new(anyhow::anyhow!(text), Exit::Usage)
+}
+
+impl ModelArgs {
+    /// The checkpoint folder: `--model`, or K3_MODEL.
+    ///
+    /// # Errors
+    /// Neither is given.
+    pub fn folder(&self) -> Result<PathBuf, CommandError> {
+        let named = || std::env::var_os("K3_MODEL").filter(|value| !value.is_empty());
+        let folder = self.model.clone().or_else(|| named().map(PathBuf::from));
+        folder.ok_or_else(|| usage("no model: give --model DIR, or set K3_MODEL".to_owned()))
+    }
+}
+
+impl GenerateArgs {
+    /// What clap cannot say.
+    ///
+    /// # Errors
+    /// No ids and no state, or too few ids for what is asked.
+    pub fn check(&self) -> Result<(), CommandError> {
+        let ids = self.ids.as_ref().map_or(0, |ids| ids.0.len());
+        if ids == 0 && self.load_state.is_none() {
+            return Err(usage("no prompt: give --ids 1,2,3".to_owned()));
+        }
+        if self.tf_check && ids < 2 {
+            return Err(usage(format!("--tf-check needs at least 2 ids, got {ids}")));
+        }
+        Ok(())
+    }
+}

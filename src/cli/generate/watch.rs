@@ -1,0 +1,145 @@
+//! Looks on while ids are generated: step table on stderr, logits and trace to their files.
+
+use std::fs::File;
+use std::io::{BufWriter, Write as _};
+
+use super::super::output::CommandError;
+use super::super::pending_file::{PendingFile, unwritable};
+use super::{GenerateArgs, Pending, engine_error, eprint_text};
+use crate::exit::Exit;
+use crate::generate::report::StepRow;
+use crate::generate::run::{Step, Watch};
+use crate::model::{Contract, EngineError};
+use crate::simcache::trace::Phase;
+use crate::simcache::trace::v1::Header;
+use crate::stream::StreamedEngine;
+use crate::stream::experts::ExpertCounters;
+use crate::stream::layers::TrunkCounters;
+use crate::stream::recorder::Recorder;
+
+/// Files that the run writes, made before it.
+#[derive(Debug)]
+pub struct Outputs {
+    logits: Option<PendingFile>,
+    trace: Option<PendingFile>,
+}
+
+impl Outputs {
+    /// Makes them; a state file's folder is tried too.
+    ///
+    /// # Errors
+    /// One that cannot be written.
+    pub fn create(args: &GenerateArgs) -> Result<Self, CommandError> {
+        if let Some(path) = &args.save_state {
+            PendingFile::create(path)?;
+        }
+        let make = |path: &Option<std::path::PathBuf>| {
+            path.as_deref().map(PendingFile::create).transpose()
+        };
+        Ok(Self {
+            logits: make(&args.dump_logits)?,
+            trace: make(&args.dump_trace)?,
+        })
+    }
+}
+
+/// The watch of a run.
+#[derive(Debug)]
+pub struct RunWatch<'a> {
+    streamed: &'a StreamedEngine<Contract>,
+    outputs: Outputs,
+    logits: Option<BufWriter<File>>,
+    steps: Vec<StepRow>,
+    before: (ExpertCounters, TrunkCounters),
+}
+
+impl<'a> RunWatch<'a> {
+    /// Begins to watch.
+    ///
+    /// # Errors
+    /// A file that cannot be written; a trace of a stack that asks for no experts.
+    pub fn new(
+        streamed: &'a StreamedEngine<Contract>,
+        outputs: Outputs,
+        header: Header,
+    ) -> Result<Self, CommandError> {
+        if let Some(file) = &outputs.trace {
+            if header.shape.first_bad_field().is_some() {
+                let error = anyhow::anyhow!("--dump-trace: these layers have no routed experts");
+                return Err(CommandError::new(error, Exit::Usage));
+            }
+            let recorder = Recorder::create(file.path(), Box::new(file.writer()?), &header);
+            let recorder =
+                recorder.map_err(|error| engine_error(&EngineError::source("trace", error)))?;
+            streamed.experts.record(recorder);
+        }
+        let logits = outputs.logits.as_ref().map(PendingFile::writer);
+        Ok(Self {
+            streamed,
+            logits: logits.transpose()?.map(BufWriter::new),
+            outputs,
+            steps: Vec::new(),
+            before: (ExpertCounters::default(), TrunkCounters::default()),
+        })
+    }
+
+    /// Ends logits and trace; the files still have to be given their names.
+    ///
+    /// # Errors
+    /// One that cannot be written to its end.
+    pub fn finish(mut self) -> Result<(Vec<StepRow>, Pending), CommandError> {
+        if let (Some(logits), Some(file)) = (&mut self.logits, &self.outputs.logits) {
+            let flushed = logits.flush();
+            flushed.map_err(|reason| unwritable(file.path(), &reason))?;
+        }
+        let ended = self.streamed.experts.finish_record();
+        ended.map_err(|error| engine_error(&EngineError::source("trace", error)))?;
+        let files = [self.outputs.logits, self.outputs.trace];
+        Ok((self.steps, files.into_iter().flatten().collect()))
+    }
+
+    fn counters(&self) -> (ExpertCounters, TrunkCounters) {
+        (
+            self.streamed.experts.counters(),
+            self.streamed.layers.counters(),
+        )
+    }
+}
+
+impl Watch for RunWatch<'_> {
+    fn begin(&mut self, phase: Phase, first: usize, count: usize) -> Result<(), EngineError> {
+        self.before = self.counters();
+        let begun = self.streamed.experts.begin_step(phase, first, count);
+        begun.map_err(|error| EngineError::source("trace", error))
+    }
+
+    fn done(&mut self, step: &Step, logits: &[f32]) -> Result<(), EngineError> {
+        let (experts, trunk) = self.counters();
+        let (experts_before, trunk_before) = self.before;
+        let (now, before) = (experts.table, experts_before.table);
+        let waited = experts.wait_nanoseconds + trunk.wait_nanoseconds
+            - experts_before.wait_nanoseconds
+            - trunk_before.wait_nanoseconds;
+        let row = StepRow {
+            step: *step,
+            requests: now.hits + now.misses - before.hits - before.misses,
+            hits: now.hits - before.hits,
+            evictions: now.evictions - before.evictions,
+            expert_bytes: experts.read_bytes - experts_before.read_bytes,
+            trunk_bytes: trunk.used_bytes - trunk_before.used_bytes,
+            wait_seconds: waited as f64 / 1e9,
+        };
+        if self.steps.is_empty() {
+            eprint_text(&format!("{}\n", StepRow::HEAD));
+        }
+        eprint_text(&format!("{}\n", row.line(self.steps.len())));
+        self.steps.push(row);
+        if let (Some(sink), true) = (&mut self.logits, step.id.is_some()) {
+            for logit in logits {
+                let written = sink.write_all(&logit.to_le_bytes());
+                written.map_err(|error| EngineError::source("logits file", error))?;
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,111 @@
+//! `pack`: the trunk of a checkpoint as one file of aligned runs, for streaming.
+
+use std::io::IsTerminal as _;
+use std::path::PathBuf;
+use std::time::Instant;
+
+use clap::Args;
+use indicatif::{ProgressBar, ProgressStyle};
+
+use super::generate::{eprint_text, model_error};
+use super::output::{self, CommandError, OutputArgs};
+use crate::exit::Exit;
+use crate::memory::plan::gigabytes;
+use crate::model::Contract;
+use crate::stream::ModelFiles;
+use crate::stream::pack::{self, Packed, Progress, Stage};
+
+/// What was typed.
+#[derive(Debug, Args)]
+pub struct PackArgs {
+    /// Checkpoint folder
+    #[arg(value_name = "MODEL")]
+    model: PathBuf,
+    /// Folder for the packed trunk
+    #[arg(value_name = "OUT")]
+    out_folder: PathBuf,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// [`CommandError`]: a checkpoint that cannot be read, scattered layers, a full disk.
+pub fn run(args: &PackArgs) -> Result<Exit, CommandError> {
+    output::check_writable(&args.output)?;
+    let files = ModelFiles::open(&Contract::default(), &args.model, None, None);
+    let files = files.map_err(|error| model_error(&error))?;
+    let start = Instant::now();
+    let bar = bar();
+    let mut stage = Stage::Copy;
+    let mut show = |progress: Progress| {
+        if let Some(bar) = &bar {
+            if progress.stage != stage {
+                stage = progress.stage;
+                bar.reset();
+                bar.set_message("verifying");
+            }
+            bar.set_length(progress.total_bytes);
+            bar.set_position(progress.done_bytes);
+        }
+    };
+    let packed = pack::pack(
+        &files.checkpoint,
+        &files.binding,
+        &args.out_folder,
+        &mut show,
+    );
+    if let Some(bar) = bar {
+        bar.finish_and_clear();
+    }
+    let packed = packed.map_err(|error| {
+        CommandError::new(anyhow::anyhow!("{error}"), Exit::BadInput)
+            .hint("what has been packed so far is kept; the same command goes on from there")
+    })?;
+    let seconds = start.elapsed().as_secs_f64();
+    if packed.resumed_layers > 0 {
+        eprint_text(&format!(
+            "note: {} layers were there from an interrupted run\n",
+            packed.resumed_layers
+        ));
+    }
+    let (json, text) = report(&packed, seconds);
+    output::deliver(&args.output, &json, &text)?;
+    Ok(Exit::Conforms)
+}
+
+/// A bar with GB and MB/s, on a terminal only.
+fn bar() -> Option<ProgressBar> {
+    if !std::io::stderr().is_terminal() {
+        return None;
+    }
+    let style = ProgressStyle::with_template(
+        "{msg} {bar:40} {decimal_bytes}/{decimal_total_bytes} {decimal_bytes_per_sec}",
+    );
+    let bar = ProgressBar::new(0).with_message("packing");
+    Some(match style {
+        Ok(style) => bar.with_style(style),
+        Err(_) => bar,
+    })
+}
+
+fn report(packed: &Packed, seconds: f64) -> (serde_json::Value, String) {
+    let rate = packed.bytes as f64 / 1e6 / seconds.max(1e-9);
+    let text = format!(
+        "packed and verified {} layers, {} in {seconds:.1} s ({rate:.0} MB/s)\n\
+         largest run {}: the slot of a ring that holds any layer\n",
+        packed.layers,
+        gigabytes(packed.bytes),
+        gigabytes(packed.largest_run_bytes)
+    );
+    let json = serde_json::json!({
+        "schema": "k3-verify/pack/1",
+        "layers": packed.layers,
+        "resumed_layers": packed.resumed_layers,
+        "bytes": packed.bytes,
+        "largest_run_bytes": packed.largest_run_bytes,
+        "provenance": {"seconds": seconds},
+    });
+    (json, text)
+}

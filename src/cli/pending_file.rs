@@ -1,0 +1,68 @@
+//! An output file of a long run: made at once, so that what cannot be written is found before the
+//! work, and given its name at the end, so that a run that dies leaves nothing half-written.
+
+use std::fs::File;
+use std::io;
+use std::path::{Path, PathBuf};
+
+use tempfile::NamedTempFile;
+
+use super::output::CommandError;
+use crate::exit::Exit;
+use crate::host::files::temporary_beside;
+
+/// A file that has no name yet.
+#[derive(Debug)]
+pub struct PendingFile {
+    file: NamedTempFile,
+    path: PathBuf,
+}
+
+impl PendingFile {
+    /// Makes it beside `path`.
+    ///
+    /// # Errors
+    /// The folder cannot be written, or `path` is no regular file.
+    pub fn create(path: &Path) -> Result<Self, CommandError> {
+        let file = temporary_beside(path).map_err(|reason| unwritable(path, &reason))?;
+        Ok(Self {
+            file,
+            path: path.to_owned(),
+        })
+    }
+
+    /// The path it will have.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// A handle to write with.
+    ///
+    /// # Errors
+    /// The system gives none.
+    pub fn writer(&self) -> Result<File, CommandError> {
+        let file = self.file.reopen();
+        file.map_err(|reason| unwritable(&self.path, &reason))
+    }
+
+    /// Gives it its name.
+    ///
+    /// # Errors
+    /// It cannot be written to the end or renamed.
+    pub fn finish(self) -> Result<(), CommandError> {
+        let path = self.path;
+        let synced = self.file.as_file().sync_all();
+        synced.map_err(|reason| unwritable(&path, &reason))?;
+        let named = self.file.persist(&path).map_err(|error| error.error);
+        named
+            .map(|_| ())
+            .map_err(|reason| unwritable(&path, &reason))
+    }
+}
+
+/// A path that cannot be written.
+pub fn unwritable(path: &Path, reason: &io::Error) -> CommandError {
+    let error = anyhow::anyhow!("{}: cannot write: {reason}", path.display());
+    CommandError::new(error, Exit::BadInput)
+}

@@ -1,0 +1,66 @@
+//! `plan`: the memory of a run by component, before it is taken.
+
+use clap::Args;
+
+use super::generate::{self, ModelArgs, model_error};
+use super::output::{self, CommandError, OutputArgs};
+use crate::exit::Exit;
+use crate::host::memory;
+use crate::memory::plan::gigabytes;
+use crate::model::Contract;
+use crate::stream::ModelFiles;
+
+/// What was typed.
+#[derive(Debug, Args)]
+pub struct PlanArgs {
+    #[command(flatten)]
+    model: ModelArgs,
+    /// Positions that the sequence may reach
+    #[arg(long, value_name = "N", default_value_t = 4096,
+        value_parser = clap::value_parser!(u32).range(1..=1 << 28))]
+    positions: u32,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// Runs the command.
+///
+/// # Errors
+/// [`CommandError`]: a model that cannot be read (3), a run that would not fit (5).
+pub fn run(args: &PlanArgs) -> Result<Exit, CommandError> {
+    output::check_writable(&args.output)?;
+    let folder = args.model.folder()?;
+    let layers = args.model.layers.map(|layers| layers as usize);
+    let trunk = args.model.trunk.as_deref();
+    let files = ModelFiles::open(&Contract::default(), &folder, layers, trunk);
+    let files = files.map_err(|error| model_error(&error))?;
+    let positions = args.positions as usize;
+    let plan = generate::plan(&args.model, &files, positions, 1)?;
+    let available = memory::available();
+    let say = |bytes: Option<u64>| bytes.map_or("not known".to_owned(), gigabytes);
+    let text = format!(
+        "memory plan for {positions} positions\n{}  {} layers pinned, {} ring slots, {} expert \
+         slots\n  free on this machine {}, in its control group {}\n",
+        plan.text(),
+        plan.pinned_layers.len(),
+        plan.ring_slots,
+        plan.expert_slots,
+        say(available.machine_bytes),
+        available
+            .group_bytes
+            .map_or("no limit".to_owned(), gigabytes),
+    );
+    let json = serde_json::json!({
+        "schema": "k3-verify/plan/1",
+        "positions": positions,
+        "latent_bytes_per_position": files.demand(positions, 1).latent_bytes_per_position(),
+        "plan": plan,
+        "provenance": {
+            "machine_bytes": available.machine_bytes,
+            "group_bytes": available.group_bytes,
+            "group_limit_bytes": available.group_limit_bytes,
+        },
+    });
+    output::deliver(&args.output, &json, &text)?;
+    Ok(Exit::Conforms)
+}

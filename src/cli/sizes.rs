@@ -1,0 +1,109 @@
+//! Numbers as they are typed: sizes with a unit, lists of ids. Nothing becomes another number.
+
+/// Largest size: what an address can name.
+const MAX_BYTES: f64 = (1_u64 << 56) as f64;
+
+/// A size such as `8GB`, `1.5GiB`, `700MB` or `4096` (bytes); GB is 10⁹, GiB is 2³⁰.
+///
+/// # Errors
+/// A sentence for the message.
+pub fn parse_size(text: &str) -> Result<u64, String> {
+    let units = [
+        ("GiB", 1_u64 << 30),
+        ("MiB", 1 << 20),
+        ("KiB", 1 << 10),
+        ("TB", 1_000_000_000_000),
+        ("GB", 1_000_000_000),
+        ("MB", 1_000_000),
+        ("KB", 1000),
+        ("B", 1),
+    ];
+    let unit = units
+        .iter()
+        .find_map(|(unit, bytes)| Some((text.strip_suffix(unit)?, *bytes)));
+    let (number, unit) = unit.unwrap_or((text, 1));
+    scaled(number, unit as f64).ok_or_else(|| "expected a size such as 8GB, 1.5GiB or 700MB".into())
+}
+
+/// A number of GB (10⁹ bytes), without a unit.
+///
+/// # Errors
+/// A sentence for the message.
+pub fn parse_gigabytes(text: &str) -> Result<u64, String> {
+    scaled(text, 1e9).ok_or_else(|| "expected a number of GB, 0 or more".into())
+}
+
+/// Digits, with at most one point, times a unit.
+fn scaled(number: &str, unit: f64) -> Option<u64> {
+    let plain = number
+        .bytes()
+        .all(|byte| byte.is_ascii_digit() || byte == b'.');
+    let value: f64 = number.parse().ok().filter(|_| plain)?;
+    let bytes = value * unit;
+    (bytes.is_finite() && bytes <= MAX_BYTES).then_some(bytes as u64)
+}
+
+/// Ids, decimal digits separated by single commas, nothing else.
+///
+/// # Errors
+/// A sentence naming the part that is no id.
+pub fn parse_ids(text: &str) -> Result<Vec<u32>, String> {
+    text.split(',').map(parse_id).collect()
+}
+
+/// One id: decimal digits.
+///
+/// # Errors
+/// A sentence for the message.
+pub fn parse_id(text: &str) -> Result<u32, String> {
+    let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
+    let id = text.parse().ok().filter(|_| digits);
+    id.ok_or_else(|| format!("'{text}' is no token id (decimal digits, below 2^32)"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// H01, H02: text that is no id is refused, never taken for another number.
+    #[test]
+    fn h01_h02_ids_are_digits_and_commas() {
+        assert_eq!(parse_ids("1,2,3"), Ok(vec![1, 2, 3]));
+        assert_eq!(parse_ids("007"), Ok(vec![7]));
+        for text in [
+            "abc",
+            "1,x",
+            "1,,2",
+            "1,2,",
+            "1 2",
+            "",
+            "-1",
+            "4294967296",
+            "9999999999999999999",
+            "0x10",
+            "+1",
+            "1.0",
+            " 1",
+            "1, 2",
+        ] {
+            assert!(parse_ids(text).is_err(), "{text:?}");
+        }
+    }
+
+    /// H04, E10: units are what they say; nothing negative, infinite or absurd passes.
+    #[test]
+    fn h04_sizes_have_one_meaning() {
+        assert_eq!(parse_size("8GB"), Ok(8_000_000_000));
+        assert_eq!(parse_size("8GiB"), Ok(8 << 30));
+        assert_eq!(parse_size("1.5MB"), Ok(1_500_000));
+        assert_eq!(parse_size("4096"), Ok(4096));
+        assert_eq!(parse_gigabytes("2.5"), Ok(2_500_000_000));
+        for text in [
+            "-1", "nan", "inf", "1e30", "1e3", "", "GB", "8gb", "8 GB", "+8GB",
+        ] {
+            assert!(parse_size(text).is_err(), "{text:?}");
+            assert!(parse_gigabytes(text).is_err(), "{text:?}");
+        }
+        assert!(parse_size("999999999999999999999GB").is_err());
+    }
+}

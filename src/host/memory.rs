@@ -1,0 +1,220 @@
+//! Memory of this machine and of this process: what is there, what a group allows, what is used.
+//!
+//! What can be had is the smaller of the kernel's `MemAvailable` and what the memory control
+//! group, and every group above it, still allows. Both counts leave out the page cache that the
+//! kernel would give up: a full cache is no reason to refuse. "Unlimited" has several spellings.
+
+use std::fs;
+use std::path::{Path, PathBuf};
+
+/// Limits from here on mean that there is none: version 1 writes the largest signed number
+/// rounded down to a page (0x7FFFFFFFFFFFF000 with pages of 4 KiB, less with larger ones).
+const UNLIMITED_FROM_BYTES: u64 = 1 << 60;
+
+/// Where control groups are mounted.
+const GROUP_ROOT: &str = "/sys/fs/cgroup";
+
+/// What can be had, in bytes, and who says so.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub struct Available {
+    /// `MemAvailable`; `None` where the system does not say.
+    pub machine_bytes: Option<u64>,
+    /// What the tightest control group still allows; `None` without a limit.
+    pub group_bytes: Option<u64>,
+    /// Limit of that group.
+    pub group_limit_bytes: Option<u64>,
+}
+
+impl Available {
+    /// The smaller of the two; `None` where neither is known.
+    #[must_use]
+    pub fn bytes(&self) -> Option<u64> {
+        match (self.machine_bytes, self.group_bytes) {
+            (Some(machine), Some(group)) => Some(machine.min(group)),
+            (machine, group) => machine.or(group),
+        }
+    }
+}
+
+/// The limit that a file of a control group states: `Some(None)` without a limit, `None` for text
+/// that is no limit.
+#[must_use]
+pub fn parse_limit(text: &str) -> Option<Option<u64>> {
+    let text = text.trim();
+    if text == "max" || text == "-1" {
+        return Some(None);
+    }
+    let bytes: u64 = text.parse().ok()?;
+    Some((bytes < UNLIMITED_FROM_BYTES).then_some(bytes))
+}
+
+/// Bytes of a field of `/proc/meminfo` or `/proc/self/status`, which count in units of 1024.
+#[must_use]
+pub fn field_bytes(text: &str, field: &str) -> Option<u64> {
+    let line = text.lines().find_map(|line| line.strip_prefix(field))?;
+    let number = line.strip_prefix(':')?.trim().strip_suffix("kB")?.trim();
+    number.parse::<u64>().ok()?.checked_mul(1024)
+}
+
+/// What can be had now.
+#[must_use]
+pub fn available() -> Available {
+    let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
+    available_in(&meminfo, &groups, Path::new(GROUP_ROOT))
+}
+
+/// [`available`] from the texts of `/proc/meminfo` and `/proc/self/cgroup`.
+#[must_use]
+pub fn available_in(meminfo: &str, groups: &str, root: &Path) -> Available {
+    let tightest = group_folders(groups, root)
+        .iter()
+        .filter_map(|folder| room(folder))
+        .min();
+    Available {
+        machine_bytes: field_bytes(meminfo, "MemAvailable"),
+        group_bytes: tightest.map(|(room, _)| room),
+        group_limit_bytes: tightest.map(|(_, limit)| limit),
+    }
+}
+
+/// Folders of the process's memory groups and of all above them. In a container the path may be
+/// the host's and not exist: its ancestors are tried as well, down to the mount itself.
+fn group_folders(groups: &str, root: &Path) -> Vec<PathBuf> {
+    let mut folders = Vec::new();
+    for line in groups.lines() {
+        let mut parts = line.splitn(3, ':').skip(1);
+        let (Some(controllers), Some(path)) = (parts.next(), parts.next()) else {
+            continue;
+        };
+        let mounts = if controllers.is_empty() {
+            vec![root.to_owned(), root.join("unified")]
+        } else if controllers.split(',').any(|name| name == "memory") {
+            vec![root.join("memory")]
+        } else {
+            continue;
+        };
+        for mount in mounts {
+            let path = Path::new(path.trim_start_matches('/'));
+            folders.extend(path.ancestors().map(|part| mount.join(part)));
+        }
+    }
+    folders
+}
+
+/// What a group still allows, and its limit; `None` without a limit.
+fn room(folder: &Path) -> Option<(u64, u64)> {
+    let read = |name: &str| fs::read_to_string(folder.join(name)).ok();
+    let (limit, used, cached) = match read("memory.max") {
+        Some(limit) => (
+            limit,
+            read("memory.current"),
+            ["inactive_file", "active_file"],
+        ),
+        None => (
+            read("memory.limit_in_bytes")?,
+            read("memory.usage_in_bytes"),
+            ["total_inactive_file", "total_active_file"],
+        ),
+    };
+    let limit = parse_limit(&limit)??;
+    let used: u64 = used?.trim().parse().ok()?;
+    let statistics = read("memory.stat").unwrap_or_default();
+    let cache: u64 = cached
+        .iter()
+        .filter_map(|name| counter(&statistics, name))
+        .sum();
+    Some((limit.saturating_sub(used.saturating_sub(cache)), limit))
+}
+
+/// A line `name value` of `memory.stat`.
+fn counter(statistics: &str, name: &str) -> Option<u64> {
+    let mut lines = statistics.lines();
+    let value = lines.find_map(|line| line.strip_prefix(name)?.strip_prefix(' '))?;
+    value.trim().parse().ok()
+}
+
+/// Resident bytes of this process now.
+#[must_use]
+pub fn resident_bytes() -> Option<u64> {
+    field_bytes(&fs::read_to_string("/proc/self/status").ok()?, "VmRSS")
+}
+
+/// Most bytes this process has had resident.
+#[must_use]
+pub fn peak_resident_bytes() -> Option<u64> {
+    field_bytes(&fs::read_to_string("/proc/self/status").ok()?, "VmHWM")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// E05: all spellings of "no limit", and limits that look large and are real.
+    #[test]
+    fn e05_every_spelling_of_unlimited() {
+        let unlimited = [
+            "max\n",
+            "9223372036854771712\n",
+            "9223372036854710272",
+            "-1",
+        ];
+        for text in unlimited {
+            assert_eq!(parse_limit(text), Some(None), "{text}");
+        }
+        assert_eq!(parse_limit("18446744073709551615"), Some(None));
+        assert_eq!(parse_limit("1073741824\n"), Some(Some(1 << 30)));
+        assert_eq!(parse_limit("2199023255552"), Some(Some(2 << 40)));
+        assert_eq!(parse_limit("a lot"), None);
+    }
+
+    fn write(folder: &Path, files: &[(&str, &str)]) {
+        fs::create_dir_all(folder).unwrap();
+        for (name, text) in files {
+            fs::write(folder.join(name), text).unwrap();
+        }
+    }
+
+    /// E05: a limit anywhere above counts, page cache does not, in both versions.
+    #[test]
+    fn e05_the_tightest_group_without_its_page_cache() {
+        let meminfo = "MemTotal: 9 kB\nMemAvailable:   4194304 kB\n";
+        let root = tempfile::tempdir().unwrap();
+        let v2 = root.path().join("v2");
+        write(
+            &v2.join("a/b"),
+            &[("memory.max", "max"), ("memory.current", "5")],
+        );
+        let stat = "anon 1\ninactive_file 600000000\nactive_file 100000000\n";
+        let limited = [
+            ("memory.max", "1000000000\n"),
+            ("memory.current", "900000000\n"),
+            ("memory.stat", stat),
+        ];
+        write(&v2.join("a"), &limited);
+        let found = available_in(meminfo, "0::/a/b\n", &v2);
+        assert_eq!(found.machine_bytes, Some(4 << 30));
+        assert_eq!(found.group_limit_bytes, Some(1_000_000_000));
+        assert_eq!(found.bytes(), Some(800_000_000));
+
+        let v1 = root.path().join("v1");
+        let stat = "total_inactive_file 50\ntotal_active_file 50\ninactive_file 1\n";
+        let limited = [
+            ("memory.limit_in_bytes", "1000"),
+            ("memory.usage_in_bytes", "300"),
+            ("memory.stat", stat),
+        ];
+        write(&v1.join("memory"), &limited);
+        let groups = "4:memory:/of/the/host/only\n3:cpuset:/\n0::/\n";
+        assert_eq!(available_in(meminfo, groups, &v1).bytes(), Some(800));
+        let free = available_in(meminfo, "3:cpuset:/\n", &v1);
+        assert_eq!((free.group_bytes, free.bytes()), (None, Some(4 << 30)));
+    }
+
+    /// This process has memory, and its peak is no less than its present.
+    #[test]
+    fn this_process_is_measured() {
+        let (now, peak) = (resident_bytes().unwrap(), peak_resident_bytes().unwrap());
+        assert!(now > 1 << 20 && peak >= now);
+    }
+}
