@@ -15,16 +15,9 @@ pub struct Ids(pub Vec<u32>);
 ///
 /// # Errors
 ///
-/// The part that is not a number of digits alone, or is too large for an id.
+/// The part that is no id.
 pub fn parse_ids(text: &str) -> Result<Ids, String> {
-    let id = |part: &str| {
-        let plain = !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
-        plain
-            .then(|| part.parse::<u32>().ok())
-            .flatten()
-            .ok_or_else(|| format!("expected ids such as 1,2,3, got {part:?} among them"))
-    };
-    text.split(',').map(id).collect::<Result<_, _>>().map(Ids)
+    super::sizes::parse_ids(text).map(Ids)
 }
 
 /// A positive, finite number.
@@ -124,32 +117,4 @@ pub fn epsilon_line(eps: f64) -> String {
         format!("OVERRIDDEN, released {MLA_NORM_EPS:e}")
     };
     format!("epsilon of the MLA low-rank norms: {eps:e} ({note})")
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// None of these may become another id.
-    #[test]
-    fn h01_ids_are_digits_and_commas() {
-        for wrong in [
-            "abc",
-            "1,x",
-            "1,,2",
-            "1,2,",
-            "1 2",
-            "",
-            "-1",
-            "4294967296",
-            "9999999999999999999",
-            "0x10",
-            "+1",
-            "1.0",
-            "1, 2",
-        ] {
-            assert!(parse_ids(wrong).is_err(), "{wrong}");
-        }
-        assert_eq!(parse_ids("0,4294967295,7"), Ok(Ids(vec![0, u32::MAX, 7])));
-    }
 }

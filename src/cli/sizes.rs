@@ -70,6 +70,7 @@ mod tests {
     fn h01_h02_ids_are_digits_and_commas() {
         assert_eq!(parse_ids("1,2,3"), Ok(vec![1, 2, 3]));
         assert_eq!(parse_ids("007"), Ok(vec![7]));
+        assert_eq!(parse_ids("0,4294967295"), Ok(vec![0, u32::MAX]));
         for text in [
             "abc",
             "1,x",

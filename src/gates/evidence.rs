@@ -161,6 +161,9 @@ pub struct EvidenceSet {
     pub router: Option<RouterAnswers>,
     /// Router ids for the long sequence, `[MoE layers, long T, k]`, where the set has them.
     pub long_router_ids: Option<Vec<i32>>,
+    /// Whether it is another set's twin: same shapes and files, other numbers. What does not depend
+    /// on numbers (refusals, how a run is cut) is judged on the other set.
+    pub twin: bool,
     /// Layer outputs for the full ids, where the set has them.
     pub layer_outputs: Option<LayerOutputs>,
     /// Stage tensors for the first [`Self::stage_rows`] of the full ids.
@@ -245,6 +248,7 @@ impl EvidenceSet {
             long,
             router,
             long_router_ids,
+            twin: false,
             layer_outputs,
             stages,
             stage_rows,

@@ -33,6 +33,10 @@ fn always(_set: &EvidenceSet) -> bool {
     true
 }
 
+fn no_twin(set: &EvidenceSet) -> bool {
+    !set.twin
+}
+
 fn has_long(set: &EvidenceSet) -> bool {
     set.long.is_some()
 }
@@ -42,7 +46,7 @@ fn has_stages(set: &EvidenceSet) -> bool {
 }
 
 fn has_padded_log_decay(set: &EvidenceSet) -> bool {
-    set.config.kda_num_heads < set.config.kda_head_dim
+    no_twin(set) && set.config.kda_num_heads < set.config.kda_head_dim
 }
 
 /// The gate on all logits of the full ids.
@@ -65,7 +69,7 @@ pub const ORACLE_GATES: [Gate; 11] = [
         inputs: "a copy with the tensor renamed",
         budget: "exact",
         catches: "a loader that computes on without a tensor it needs",
-        applies: always,
+        applies: no_twin,
         check: damage::missing_norm,
     },
     Gate {
@@ -74,7 +78,7 @@ pub const ORACLE_GATES: [Gate; 11] = [
         inputs: "a copy with the dimensions of b_proj exchanged",
         budget: "exact",
         catches: "a loader that compares element counts and not shapes",
-        applies: always,
+        applies: no_twin,
         check: damage::transposed_shape,
     },
     Gate {
@@ -92,7 +96,7 @@ pub const ORACLE_GATES: [Gate; 11] = [
         inputs: "a copy with that byte in every expert of the last layer",
         budget: "exact",
         catches: "damage turned into zeros or large numbers in silence",
-        applies: always,
+        applies: no_twin,
         check: damage::nan_scale,
     },
     Gate {
@@ -148,7 +152,7 @@ pub const ORACLE_GATES: [Gate; 11] = [
         budget: "equal bits",
         catches: "sums split over threads, chunk borders, slots given out twice, stale reads, \
                   state of another sequence",
-        applies: always,
+        applies: no_twin,
         check: invariance::however_run,
     },
 ];

@@ -210,7 +210,10 @@ fn judge_kernel(plan: &Plan<'_>, gate: &KernelGate, source: &dyn SubjectSource) 
 #[must_use]
 pub fn judge(gate: &Gate, context: &Context<'_>) -> Outcome {
     if !(gate.applies)(context.set) {
-        return Outcome::new(Verdict::NotApplicable, "the set has no such answers");
+        return Outcome::new(
+            Verdict::NotApplicable,
+            "the set has no such answers, or is another one's twin",
+        );
     }
     if context.source.logits_only() && !GATES_OF_LOGITS.contains(&gate.id) {
         let summary = "a command is judged by its logits and ids";
@@ -285,7 +288,8 @@ pub fn shipped_sets(fixtures: &Fixtures) -> Vec<SetState> {
         None => match fixtures.compose_mild_twin() {
             Ok(model) => {
                 let answers = fixtures.root.join("mild");
-                ready("mild", EvidenceSet::open_parts("mild", &model, &answers))
+                let twin = EvidenceSet::open_parts("mild", &model, &answers);
+                ready("mild", twin.map(|set| EvidenceSet { twin: true, ..set }))
             }
             Err(error) => not_run("mild", &error.to_string()),
         },
