@@ -4,7 +4,9 @@
 //! [`STRIDE`] powers of two until a gate has stayed green twice in a row; between the last red and
 //! the first green the exponent is bisected. A gate need not be monotone in δ (ids may come out
 //! right by luck), so a lone red below a green does not count, and a green above the answer is
-//! said. The engine's bits are the contract's, so the table is the same on every machine.
+//! said. Gates that run over hundreds of tokens are searched around the answer of a faster one that
+//! judges alike, outwards by 1, 2, 4, …; where the answers agree that is one red and one green.
+//! The engine's bits are the contract's, so the table is the same on every machine.
 
 use std::collections::BTreeMap;
 
@@ -36,6 +38,12 @@ pub const GATES_OF_NUMBERS: [&str; 5] = [
     "incremental",
 ];
 
+/// A gate that takes long, and the faster one whose answer is looked at first.
+const LOOKED_AT_FIRST: [(&str, &str); 2] = [
+    ("teacher-forcing-long", "teacher-forcing"),
+    ("incremental", "greedy"),
+];
+
 /// What one gate sees of one site.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Least {
@@ -45,7 +53,7 @@ pub enum Least {
     At {
         /// log₂ δ.
         exponent: i32,
-        /// Whether no larger δ of the scan was green.
+        /// Whether no larger δ that was tried was green.
         monotone: bool,
     },
 }
@@ -75,7 +83,7 @@ pub struct SiteRow {
 pub struct LeastErrors {
     /// Ids of the gates, in the order of the ladder.
     pub gates: Vec<String>,
-    /// Gates that are red with δ = 0 at some site: then the table means nothing.
+    /// Gates that are red with δ = 0: then the table means nothing.
     pub red_at_zero: Vec<String>,
     /// One row per site.
     pub rows: Vec<SiteRow>,
@@ -118,45 +126,64 @@ impl LeastErrors {
                 Rung::Oracle(gate) => format!("{}/{}", set.name, gate.id),
             })
             .collect();
-        let results = in_parallel(threads, sites.len(), |index| {
+        // Without an error every site is the same engine, so that one of them stands for all.
+        let zero = sites.first().map(|site| subjects::perturbed(*site, 0.0));
+        let red_at_zero = zero.map_or_else(Vec::new, |source| {
+            let context = Context::new(set, source.as_ref(), MLA_NORM_EPS);
+            let is_red = |place: &usize| red(kernels, &context, rungs[*place]);
+            let red = (0..rungs.len()).filter(is_red);
+            red.map(|place| gates[place].clone()).collect()
+        });
+        let rows = in_parallel(threads, sites.len(), |index| {
             let row = one_site(kernels, set, sites[index], &rungs);
             tick();
             row
         });
-        let red = |place: &usize| results.iter().any(|(_, red)| red[*place]);
-        let red_at_zero = (0..gates.len()).filter(red);
         Self {
-            red_at_zero: red_at_zero.map(|place| gates[place].clone()).collect(),
-            rows: results.into_iter().map(|(row, _)| row).collect(),
             gates,
+            red_at_zero,
+            rows,
         }
     }
 }
 
-/// The row of one site, and which gates are red without any error.
+/// The row of one site.
 fn one_site(
     kernels: &KernelFixtures,
     set: &EvidenceSet,
     site: Site,
     rungs: &[Rung<'_>],
-) -> (SiteRow, Vec<bool>) {
-    let source = |delta| subjects::perturbed(site, delta);
-    let zero = source(0.0);
-    let zero_context = Context::new(set, zero.as_ref(), MLA_NORM_EPS);
-    let red_at_zero = rungs
-        .iter()
-        .map(|rung| red(kernels, &zero_context, *rung))
-        .collect();
+) -> SiteRow {
     let sources: BTreeMap<i32, _> = (BOTTOM..=TOP)
-        .map(|exponent| (exponent, source(f64::from(exponent).exp2())))
+        .map(|exponent| {
+            let delta = f64::from(exponent).exp2();
+            (exponent, subjects::perturbed(site, delta))
+        })
         .collect();
     let contexts: BTreeMap<i32, _> = sources
         .iter()
         .map(|(e, source)| (*e, Context::new(set, source.as_ref(), MLA_NORM_EPS)))
         .collect();
-    let search = |rung: &Rung<'_>| least(|exponent| red(kernels, &contexts[&exponent], *rung));
-    let cells = rungs.iter().map(search).collect();
-    (SiteRow { site, cells }, red_at_zero)
+    let mut cells: Vec<Least> = Vec::with_capacity(rungs.len());
+    for rung in rungs {
+        let is_red = |exponent| red(kernels, &contexts[&exponent], *rung);
+        let near = looked_at_first(rungs, *rung).and_then(|place| cells[place].exponent());
+        cells.push(match near {
+            Some(near) => least_near(near, is_red),
+            None => least(is_red),
+        });
+    }
+    SiteRow { site, cells }
+}
+
+/// Place of the gate whose answer is looked at before this one is searched.
+fn looked_at_first(rungs: &[Rung<'_>], rung: Rung<'_>) -> Option<usize> {
+    let Rung::Oracle(gate) = rung else {
+        return None;
+    };
+    let (_, first) = LOOKED_AT_FIRST.iter().find(|(slow, _)| *slow == gate.id)?;
+    let is_first = |rung: &Rung<'_>| matches!(rung, Rung::Oracle(gate) if gate.id == *first);
+    rungs.iter().position(is_first)
 }
 
 fn red(kernels: &KernelFixtures, context: &Context<'_>, rung: Rung<'_>) -> bool {
@@ -181,10 +208,45 @@ fn least(mut red: impl FnMut(i32) -> bool) -> Least {
         return Least::Unseen;
     };
     let monotone = scanned[..last].iter().all(|(_, red)| *red);
-    let mut seen = scanned[last].0;
+    let mut exponent = scanned[last].0;
     // Below the last red that counts stands a green, or the end of the scan.
-    let mut unseen = seen - STRIDE;
-    while last + 1 < scanned.len() && seen - unseen > 1 {
+    if last + 1 < scanned.len() {
+        exponent = bisect(exponent, exponent - STRIDE, red);
+    }
+    Least::At { exponent, monotone }
+}
+
+/// Goes outwards from `near`, by 1, 2, 4, … powers of two, to the other colour, and bisects.
+fn least_near(near: i32, mut red: impl FnMut(i32) -> bool) -> Least {
+    let is_seen = red(near);
+    let (mut inner, mut step) = (near, 1);
+    let outer = loop {
+        let at = if is_seen { near - step } else { near + step }.clamp(BOTTOM, TOP);
+        if at == inner {
+            break None;
+        }
+        if red(at) != is_seen {
+            break Some(at);
+        }
+        inner = at;
+        step *= 2;
+    };
+    let exponent = match (outer, is_seen) {
+        (None, false) => return Least::Unseen,
+        (None, true) => inner,
+        (Some(outer), true) => bisect(inner, outer, red),
+        (Some(outer), false) => bisect(outer, inner, red),
+    };
+    // Every green that was tried lies below the red.
+    Least::At {
+        exponent,
+        monotone: true,
+    }
+}
+
+/// The lowest red next to a green between a red and a green below it.
+fn bisect(mut seen: i32, mut unseen: i32, mut red: impl FnMut(i32) -> bool) -> i32 {
+    while seen - unseen > 1 {
         let middle = i32::midpoint(seen, unseen);
         if red(middle) {
             seen = middle;
@@ -192,10 +254,7 @@ fn least(mut red: impl FnMut(i32) -> bool) -> Least {
             unseen = middle;
         }
     }
-    Least::At {
-        exponent: seen,
-        monotone,
-    }
+    seen
 }
 
 #[cfg(test)]
@@ -208,16 +267,19 @@ mod tests {
         for border in BOTTOM..=TOP {
             let found = least(|exponent| exponent >= border);
             let monotone = true;
-            assert_eq!(
-                found,
-                Least::At {
-                    exponent: border,
-                    monotone
-                },
-                "{border}"
-            );
+            let exponent = border;
+            assert_eq!(found, Least::At { exponent, monotone }, "{border}");
+            for near in [BOTTOM, -20, border, TOP] {
+                let found = least_near(near, |exponent| exponent >= border);
+                assert_eq!(
+                    found,
+                    Least::At { exponent, monotone },
+                    "{border} from {near}"
+                );
+            }
         }
         assert_eq!(least(|_| false), Least::Unseen);
+        assert_eq!(least_near(-20, |_| false), Least::Unseen);
     }
 
     /// A gate that is right by luck at one δ: the luck is said, a lone red does not count.
