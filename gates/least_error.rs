@@ -64,7 +64,7 @@ fn without_an_error_every_site_is_the_engine() {
     }
 }
 
-/// Two of the committed rows anew: an ε that few gates see, and a scale that all see.
+/// Two of the committed rows anew: an ε, and a blend.
 #[test]
 fn the_committed_table_is_what_comes_out() {
     let (kernels, tiny) = evidence();
@@ -74,7 +74,7 @@ fn the_committed_table_is_what_comes_out() {
         sites.find(|site| site["id"] == id).unwrap().clone()
     };
     let mut sites = perturbed::sites();
-    let wanted = ["n3-latent-epsilon", "k4-query-scale"];
+    let wanted = ["n3-latent-epsilon", "e3-bias-in-weights"];
     sites.retain(|site| wanted.contains(&site.id));
     let table = LeastErrors::run(&kernels, &tiny, &sites, 2, &|| {});
     assert_eq!(table.red_at_zero, Vec::<String>::new());

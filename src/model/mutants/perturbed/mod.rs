@@ -98,8 +98,11 @@ impl Delta {
         values.iter().map(|value| self.single(*value)).collect()
     }
 
-    /// right + δ·(wrong − right), rounded to f32 once.
+    /// right + δ·(wrong − right), rounded to f32 once; an infinite wrong value has no share.
     fn blend(self, right: f32, wrong: f32) -> f32 {
+        if !wrong.is_finite() {
+            return right;
+        }
         let (right, wrong) = (f64::from(right), f64::from(wrong));
         (right + self.0 * (wrong - right)) as f32
     }
