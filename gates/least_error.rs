@@ -7,6 +7,7 @@ use std::path::Path;
 
 use k3_verify::config::MLA_NORM_EPS;
 use k3_verify::gates::evidence::EvidenceSet;
+use k3_verify::gates::fixtures::Fixtures;
 use k3_verify::gates::kernels::{KERNEL_GATES, KernelFixtures};
 use k3_verify::gates::least_error::LeastErrors;
 use k3_verify::gates::outcome::Verdict;
@@ -18,10 +19,10 @@ use k3_verify::report::least_error::SiteLine;
 use k3_verify::stages::StageDump;
 use serde_json::Value;
 
-fn evidence() -> (KernelFixtures, Box<EvidenceSet>) {
-    let fixtures = runner::open_fixtures(None).unwrap();
-    let kernels = runner::shipped_kernels(&fixtures).unwrap();
-    match runner::shipped_sets(&fixtures).into_iter().next() {
+/// Kernel fixtures and tiny oracle; they are gone with the fixtures' folder.
+fn evidence(fixtures: &Fixtures) -> (KernelFixtures, Box<EvidenceSet>) {
+    let kernels = runner::shipped_kernels(fixtures).unwrap();
+    match runner::shipped_sets(fixtures).into_iter().next() {
         Some(SetState::Ready(tiny)) => (kernels, tiny),
         _ => panic!("the tiny oracle is not ready"),
     }
@@ -49,7 +50,8 @@ fn computed(source: &dyn SubjectSource, set: &EvidenceSet) -> (Vec<u64>, StageDu
 /// A site that changes something else than its value would report that as the gates' sight.
 #[test]
 fn without_an_error_every_site_is_the_engine() {
-    let (kernels, tiny) = evidence();
+    let fixtures = runner::open_fixtures(None).unwrap();
+    let (kernels, tiny) = evidence(&fixtures);
     let shipped = subjects::shipped();
     let engine = shipped.iter().find(|s| s.name() == "engine").unwrap();
     let right = computed(engine.as_ref(), &tiny);
@@ -67,7 +69,8 @@ fn without_an_error_every_site_is_the_engine() {
 /// Two of the committed rows anew: an ε, and a blend.
 #[test]
 fn the_committed_table_is_what_comes_out() {
-    let (kernels, tiny) = evidence();
+    let fixtures = runner::open_fixtures(None).unwrap();
+    let (kernels, tiny) = evidence(&fixtures);
     let report: Value = serde_json::from_str(&committed("report.json")).unwrap();
     let kept = |id: &str| {
         let mut sites = report["sites"].as_array().unwrap().iter();
