@@ -16,8 +16,9 @@ use crate::gates::answers;
 use crate::gates::engine_command::{EngineCommand, Template, TemplateError};
 use crate::gates::evidence::EvidenceSet;
 use crate::gates::glob::Glob;
-use crate::gates::kernels::KERNEL_GATES;
+use crate::gates::kernels::{KERNEL_GATES, KernelFixtures};
 use crate::gates::kill_matrix::{self, KillMatrix, Mutant};
+use crate::gates::least_error::LeastErrors;
 use crate::gates::outcome::Verdict;
 use crate::gates::ratchet::Ratchet;
 use crate::gates::registry::ORACLE_GATES;
@@ -25,7 +26,9 @@ use crate::gates::runner::{self, Plan, Row, SetState};
 use crate::gates::subject::SubjectSource;
 use crate::gates::subjects;
 use crate::host::provenance::{Provenance, default_threads};
+use crate::model::mutants::perturbed;
 use crate::report::gates::{Counts, GateReport, GateRow, Parameters, SCHEMA, SetSummary};
+use crate::report::least_error::LeastErrorReport;
 use crate::report::mutants::MutantReport;
 use crate::report::{gates_page, json, mutants_page};
 
@@ -60,6 +63,10 @@ pub struct GatesArgs {
     #[arg(long, value_name = "FILE", conflicts_with_all = ["evidence", "only", "list", "mutants",
         "engine_cmd", "precision", "mla_norm_eps"])]
     write_ratchet: Option<PathBuf>,
+    /// Find the smallest error of each clause's value that each gate still sees
+    #[arg(long, conflicts_with_all = ["evidence", "only", "list", "mutants", "engine_cmd",
+        "precision", "mla_norm_eps", "exhaustive", "write_ratchet"])]
+    least_error: bool,
     /// Epsilon of the two low-rank norms in MLA, on the subject's side
     #[arg(long, value_name = "X", default_value_t = MLA_NORM_EPS, value_parser = parse_epsilon)]
     mla_norm_eps: f64,
@@ -101,6 +108,8 @@ pub fn run(args: &GatesArgs) -> Result<Exit, CommandError> {
     output::check_writable(&args.output)?;
     if args.mutants {
         mutants(args)
+    } else if args.least_error {
+        least_error(args)
     } else {
         climb(args)
     }
@@ -319,10 +328,11 @@ fn fixtures_row(outcome: &crate::gates::outcome::Outcome) -> GateRow {
     }
 }
 
-fn mutants(args: &GatesArgs) -> Result<Exit, CommandError> {
-    let start = Instant::now();
-    let fixtures = open_fixtures(args)?;
-    let sets = runner::shipped_sets(&fixtures);
+/// The kernel fixtures and the first set that ships: on what mutants and perturbations run.
+fn shipped_evidence(
+    fixtures: &crate::gates::fixtures::Fixtures,
+) -> Result<(KernelFixtures, Box<EvidenceSet>), CommandError> {
+    let sets = runner::shipped_sets(fixtures);
     let tiny = match sets.into_iter().next() {
         Some(SetState::Ready(tiny)) => tiny,
         Some(SetState::NotRun { name, reason }) => {
@@ -336,8 +346,28 @@ fn mutants(args: &GatesArgs) -> Result<Exit, CommandError> {
             ));
         }
     };
-    let kernels = runner::shipped_kernels(&fixtures)
+    let kernels = runner::shipped_kernels(fixtures)
         .map_err(|reason| CommandError::new(anyhow::anyhow!(reason), Exit::BadInput))?;
+    Ok((kernels, tiny))
+}
+
+fn least_error(args: &GatesArgs) -> Result<Exit, CommandError> {
+    let start = Instant::now();
+    let fixtures = open_fixtures(args)?;
+    let (kernels, tiny) = shipped_evidence(&fixtures)?;
+    let sites = perturbed::sites();
+    let bar = output::progress(sites.len() as u64, "sites");
+    let table = LeastErrors::run(&kernels, &tiny, &sites, threads(args), &|| bar.inc(1));
+    bar.finish_and_clear();
+    let report = LeastErrorReport::new(&tiny.name, &table, provenance(args, start));
+    output::deliver(&args.output, &report, &report.text())?;
+    Ok(report.exit())
+}
+
+fn mutants(args: &GatesArgs) -> Result<Exit, CommandError> {
+    let start = Instant::now();
+    let fixtures = open_fixtures(args)?;
+    let (kernels, tiny) = shipped_evidence(&fixtures)?;
     let controls = subjects::controls();
     let mut mutants = subjects::mutants();
     mutants.retain(|mutant| {

@@ -127,7 +127,7 @@ fn on_set(context: &Context<'_>, every_cell: bool) -> Vec<Outcome> {
 }
 
 /// A mutant that stumbles over its own mistake has been seen: a panic is a red gate.
-fn caught(run: impl FnOnce() -> Outcome) -> Outcome {
+pub(super) fn caught(run: impl FnOnce() -> Outcome) -> Outcome {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(run))
         .unwrap_or_else(|_| Outcome::failed("the mutant panicked"))
 }

@@ -14,6 +14,7 @@ pub mod glob;
 pub mod kernel_bounds;
 pub mod kernels;
 pub mod kill_matrix;
+pub mod least_error;
 pub mod noise_floor;
 pub mod outcome;
 pub mod ratchet;

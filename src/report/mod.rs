@@ -5,6 +5,7 @@ pub mod gates;
 pub mod gates_page;
 pub mod html;
 pub mod json;
+pub mod least_error;
 pub mod mutants;
 pub mod mutants_page;
 pub mod svg;

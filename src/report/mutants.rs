@@ -195,7 +195,8 @@ impl MutantReport {
         )?;
         writeln!(
             text,
-            "set {}; x = the gate turned red, . = green, - = not asked (teacher forcing has seen it)\n",
+            "set {}; x = the gate turned red, . = green, - = not asked, as teacher forcing has \
+             seen it\n",
             self.set
         )?;
         for (place, gate) in self.gates.iter().enumerate() {

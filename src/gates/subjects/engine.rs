@@ -14,6 +14,7 @@ use crate::gates::subject::{
     Logits, Precision, Sequence, Subject, SubjectError, SubjectSource, Variant,
 };
 use crate::kernels::path::KernelPath;
+use crate::model::mutants::perturbed::Site;
 use crate::model::{Contract, Engine, EngineOptions, EngineSequence, Operations, mutants};
 use crate::stages::StageSink;
 
@@ -48,6 +49,13 @@ pub fn engine_mutants() -> Vec<Mutant> {
         .collect()
 }
 
+/// The engine with one value off by a relative error.
+#[must_use]
+pub fn perturbed(site: Site, delta: f64) -> Box<dyn SubjectSource> {
+    let name = format!("engine with {} off by {delta:e}", site.id);
+    Box::new(PerturbedSource { name, site, delta })
+}
+
 struct Production {
     path: KernelPath,
     options: EngineOptions,
@@ -57,6 +65,12 @@ struct MutantSource {
     name: String,
     mutant: mutants::EngineMutant,
     options: EngineOptions,
+}
+
+struct PerturbedSource {
+    name: String,
+    site: Site,
+    delta: f64,
 }
 
 struct EngineSubject<O: Operations + ?Sized> {
@@ -197,6 +211,38 @@ impl SubjectSource for MutantSource {
                 options,
             }),
         }]
+    }
+}
+
+impl SubjectSource for PerturbedSource {
+    fn name(&self) -> &str {
+        &self.name
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::F32
+    }
+
+    fn open(
+        &self,
+        model_dir: &Path,
+        config: &RawConfig,
+        mla_norm_eps: f64,
+    ) -> Result<Box<dyn Subject>, SubjectError> {
+        let options = EngineOptions {
+            mla_norm_eps,
+            ..EngineOptions::default()
+        };
+        open(self.site.operations(self.delta), model_dir, config, options)
+    }
+
+    fn operation(
+        &self,
+        kernel: &str,
+        inputs: &Tensors,
+        config: &RawConfig,
+    ) -> Option<Result<BTreeMap<String, Vec<f64>>, SubjectError>> {
+        engine_kernels::run(&*self.site.operations(self.delta), kernel, inputs, config)
     }
 }
 

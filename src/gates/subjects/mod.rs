@@ -17,6 +17,8 @@ use crate::config::RawConfig;
 use crate::reference::{self, Formulas, RELEASED, ReferenceError};
 use crate::stages::StageSink;
 
+pub use engine::perturbed;
+
 /// The subjects of the ladder, in the order of its rows.
 #[must_use]
 pub fn shipped() -> Vec<Box<dyn SubjectSource>> {

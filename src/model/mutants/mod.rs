@@ -97,6 +97,7 @@ mod kda;
 mod mla;
 mod moe;
 mod numbers;
+pub mod perturbed;
 mod placement;
 mod rows;
 mod steps;
