@@ -4,6 +4,7 @@
 //! and a ladder of gates that can fail. The map of the source and the numbered invariants are in
 //! `src/README.md`; what the model computes is named by the clauses in [`clauses`].
 
+pub mod audit;
 pub mod checkpoint;
 pub mod clauses;
 pub mod cli;

@@ -1,7 +1,10 @@
 //! The command line: one file per subcommand. What was typed becomes a checked plan, the plan is
 //! run, the result is reported; below this module nothing is unvalidated.
 
+mod check;
 mod gates;
+mod inspect;
+mod model_dir;
 mod output;
 mod simcache;
 mod synth;
@@ -32,6 +35,8 @@ enum Command {
     /// Study the expert cache offline: hit rates at every capacity, bytes and seconds per token
     Simcache(Box<simcache::SimcacheArgs>),
     Synth(synth::SynthArgs),
+    Inspect(inspect::InspectArgs),
+    Check(check::CheckArgs),
     /// Print shell completions
     Completions {
         /// The shell
@@ -47,6 +52,8 @@ pub fn main() -> Exit {
         Command::Gates(args) => gates::run(args),
         Command::Simcache(args) => simcache::run(args),
         Command::Synth(args) => synth::run(args),
+        Command::Inspect(args) => inspect::run(args),
+        Command::Check(args) => check::run(args),
         Command::Completions { shell } => completions(*shell),
     };
     match result {

@@ -1,8 +1,10 @@
 //! Reports: JSON with a schema version is the truth; text, plots and pages are pure functions of
 //! it.
 
+pub mod check;
 pub mod gates;
 pub mod html;
+pub mod inspect;
 pub mod json;
 pub mod mutants;
 pub mod svg;
