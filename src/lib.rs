@@ -14,6 +14,7 @@ pub mod exit;
 pub mod gates;
 pub mod host;
 pub mod kernels;
+pub mod layers;
 pub mod model;
 pub mod reference;
 pub mod report;

@@ -4,6 +4,8 @@
 mod check;
 mod gates;
 mod inspect;
+mod layers;
+mod merge;
 mod model_dir;
 mod output;
 mod simcache;
@@ -37,6 +39,8 @@ enum Command {
     Synth(synth::SynthArgs),
     Inspect(inspect::InspectArgs),
     Check(check::CheckArgs),
+    Layers(Box<layers::LayersArgs>),
+    Merge(merge::MergeArgs),
     /// Print shell completions
     Completions {
         /// The shell
@@ -54,6 +58,8 @@ pub fn main() -> Exit {
         Command::Synth(args) => synth::run(args),
         Command::Inspect(args) => inspect::run(args),
         Command::Check(args) => check::run(args),
+        Command::Layers(args) => layers::run(args),
+        Command::Merge(args) => merge::run(args),
         Command::Completions { shell } => completions(*shell),
     };
     match result {

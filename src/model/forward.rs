@@ -247,15 +247,9 @@ impl<O: Operations + ?Sized> Engine<O> {
         ids: &[u32],
         sink: &mut dyn StageSink,
     ) -> Result<(), EngineError> {
-        let (t, hidden) = (ids.len(), self.shape.hidden);
-        let table = self.weights.embedding.view();
-        for (token, &id) in ids.iter().enumerate() {
-            self.operations
-                .embed(table.row(id as usize), work.residual.running.row_mut(token));
-        }
-        (work.residual.filled, work.residual.cleared) = (0, false);
+        let t = ids.len();
         let mut stages = StageOutput { sink, layer: None };
-        stages.put(Stage::Embed, &[t, hidden], work.residual.running.first(t));
+        embed(&*self.operations, &self.weights, ids, work, &mut stages);
         for layer in 0..self.shape.layers.len() {
             let weights = self.layers.layer(layer)?;
             let pass = self.pass(t, state.position, layer);
@@ -264,25 +258,7 @@ impl<O: Operations + ?Sized> Engine<O> {
         }
         stages.layer = None;
         let pass = self.pass(t, state.position, 0);
-        let (operations, mixer) = (pass.operations, &self.weights.output_mixer);
-        if operations.output_mixes() {
-            let banks = work.residual.filled;
-            residual::mix(&pass, NormSite::OutputMix, mixer, banks, &mut work.residual);
-        } else {
-            residual::copy_running(t, &mut work.residual);
-        }
-        residual::norm(
-            &pass,
-            NormSite::Final,
-            &self.weights.final_norm,
-            &mut work.residual,
-        );
-        stages.put(Stage::FinalMix, &[t, hidden], work.residual.mixed.first(t));
-        stages.put(
-            Stage::FinalNorm,
-            &[t, hidden],
-            work.residual.normed.first(t),
-        );
+        close(&pass, &self.weights, work, &mut stages);
         Ok(())
     }
 
@@ -295,37 +271,98 @@ impl<O: Operations + ?Sized> Engine<O> {
         out: &mut [f32],
         sink: &mut dyn StageSink,
     ) -> Result<(), EngineError> {
-        if tokens.is_empty() {
-            return Ok(());
-        }
-        let (hidden, vocabulary) = (self.shape.hidden, self.shape.vocabulary);
-        let buffers = &work.residual;
-        let (normed, mixed) = (
-            buffers.normed.first(tokens.end),
-            buffers.mixed.first(tokens.end),
-        );
-        let vectors = &self.operations.head_input(normed, mixed)[tokens.start * hidden..];
-        let product = Product {
-            matrix: self.weights.head.view(),
-            vectors,
-            out: &mut *out,
-        };
-        self.operations.products(&self.threads, vec![product]);
-        let mut stages = StageOutput { sink, layer: None };
-        stages.put(Stage::Logits, &[tokens.len(), vocabulary], out);
-        for (token, row) in tokens.zip(out.chunks_exact(vocabulary)) {
-            let count = row.iter().filter(|logit| !logit.is_finite()).count();
-            if count > 0 {
-                let position = position + token;
-                return Err(EngineError::NonFiniteLogits {
-                    position,
-                    count,
-                    vocabulary,
-                });
-            }
-        }
-        Ok(())
+        let pass = self.pass(tokens.len(), position, 0);
+        head(&pass, &self.weights, work, tokens, out, sink)
     }
+}
+
+/// Embedding rows of the ids as the running sum, no bank.
+pub(super) fn embed<O: Operations + ?Sized>(
+    operations: &O,
+    weights: &Weights,
+    ids: &[u32],
+    work: &mut Workspace,
+    stages: &mut StageOutput<'_>,
+) {
+    let table = weights.embedding.view();
+    for (token, &id) in ids.iter().enumerate() {
+        operations.embed(table.row(id as usize), work.residual.running.row_mut(token));
+    }
+    (work.residual.filled, work.residual.cleared) = (0, false);
+    let running = work.residual.running.first(ids.len());
+    let width = running.len() / ids.len().max(1);
+    stages.put(Stage::Embed, &[ids.len(), width], running);
+}
+
+/// The output mix and the final norm; leaves the normed mix in `work`.
+pub(super) fn close<O: Operations + ?Sized>(
+    pass: &Pass<'_, O>,
+    weights: &Weights,
+    work: &mut Workspace,
+    stages: &mut StageOutput<'_>,
+) {
+    let (t, hidden) = (pass.tokens, pass.shape.hidden);
+    if pass.operations.output_mixes() {
+        let banks = work.residual.filled;
+        let mixer = &weights.output_mixer;
+        residual::mix(pass, NormSite::OutputMix, mixer, banks, &mut work.residual);
+    } else {
+        residual::copy_running(t, &mut work.residual);
+    }
+    residual::norm(
+        pass,
+        NormSite::Final,
+        &weights.final_norm,
+        &mut work.residual,
+    );
+    stages.put(Stage::FinalMix, &[t, hidden], work.residual.mixed.first(t));
+    stages.put(
+        Stage::FinalNorm,
+        &[t, hidden],
+        work.residual.normed.first(t),
+    );
+}
+
+/// Logits \[tokens, V\] of some tokens of the chunk that [`close`] left in `work`; refuses any
+/// that are not finite.
+pub(super) fn head<O: Operations + ?Sized>(
+    pass: &Pass<'_, O>,
+    weights: &Weights,
+    work: &Workspace,
+    tokens: std::ops::Range<usize>,
+    out: &mut [f32],
+    sink: &mut dyn StageSink,
+) -> Result<(), EngineError> {
+    if tokens.is_empty() {
+        return Ok(());
+    }
+    let (hidden, vocabulary) = (pass.shape.hidden, pass.shape.vocabulary);
+    let buffers = &work.residual;
+    let (normed, mixed) = (
+        buffers.normed.first(tokens.end),
+        buffers.mixed.first(tokens.end),
+    );
+    let vectors = &pass.operations.head_input(normed, mixed)[tokens.start * hidden..];
+    let product = Product {
+        matrix: weights.head.view(),
+        vectors,
+        out: &mut *out,
+    };
+    pass.operations.products(pass.threads, vec![product]);
+    let mut stages = StageOutput { sink, layer: None };
+    stages.put(Stage::Logits, &[tokens.len(), vocabulary], out);
+    for (token, row) in tokens.zip(out.chunks_exact(vocabulary)) {
+        let count = row.iter().filter(|logit| !logit.is_finite()).count();
+        if count > 0 {
+            let position = pass.position + token;
+            return Err(EngineError::NonFiniteLogits {
+                position,
+                count,
+                vocabulary,
+            });
+        }
+    }
+    Ok(())
 }
 
 /// A sequence: an engine, a state, and buffers of its own.

@@ -6,6 +6,7 @@ pub mod gates;
 pub mod html;
 pub mod inspect;
 pub mod json;
+pub mod layers;
 pub mod mutants;
 pub mod svg;
 pub mod synth;
