@@ -323,7 +323,8 @@ fn execute(args: &LayersArgs, mut plan: Plan) -> Result<Exit, CommandError> {
     let interrupt = Interrupt::listen().map_err(bad_input)?;
     let mut live = Live::new(args.output.format);
     live.print(&report.head())?;
-    let all = steps(&plan.selected, plan.shape.layers.len(), plan.whole_model);
+    let parts = [plan.whole_model, plan.dump_digest.is_none()];
+    let all = steps(&plan.selected, plan.shape.layers.len(), parts);
     let mut failure = None;
     for step in all {
         let name = step.name();

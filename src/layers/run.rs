@@ -15,6 +15,7 @@ use crate::reference::local::SubjectResidual;
 use crate::reference::model::embed;
 use crate::reference::{AsComputed, ClosingWeights, RELEASED, Reader, ReferenceError, Residual};
 use crate::report::layers::LayerRow;
+use crate::simcache::random::SplitMix64;
 use crate::stages::NoStages;
 
 /// One row to come.
@@ -40,11 +41,12 @@ impl Step {
     }
 }
 
-/// The rows of a selection; embedding and closing stages only where they are asked for.
+/// The rows of a selection; embedding and closing stages only where they are asked for, and the
+/// embedding only where there are ids.
 #[must_use]
-pub fn steps(selected: &[usize], layers: usize, whole_model: bool) -> Vec<Step> {
+pub fn steps(selected: &[usize], layers: usize, [whole_model, has_ids]: [bool; 2]) -> Vec<Step> {
     let mut steps = Vec::new();
-    if whole_model && selected.first() == Some(&0) {
+    if whole_model && has_ids && selected.first() == Some(&0) {
         steps.push(Step::Embed);
     }
     steps.extend(selected.iter().map(|&layer| Step::Layer(layer)));
@@ -146,13 +148,22 @@ impl<O: Operations + ?Sized + 'static> Run<'_, O> {
     }
 
     fn embed(&mut self) -> Result<LayerRow, RunError> {
-        let Input::Chain { ids, .. } = &self.input else {
-            let problem = "only chained input has ids to embed".to_owned();
-            return Ok(LayerRow::not_run("embed", None, problem));
+        let ids = match &self.input {
+            Input::Chain { ids, .. } => ids.clone(),
+            Input::Synthetic { seed, rows } => {
+                let mut draws = SplitMix64::new(*seed);
+                let vocabulary = self.judge.config.vocab_size as u64;
+                // A vocabulary is checked to be far below 2^32.
+                (0..*rows).map(|_| draws.below(vocabulary) as u32).collect()
+            }
+            Input::Dump(_) => {
+                let problem = "the ids of the dump are not known".to_owned();
+                return Ok(LayerRow::not_run("embed", None, problem));
+            }
         };
-        let right = embed(&self.reader, &self.judge.pass(&AsComputed), ids)?;
+        let right = embed(&self.reader, &self.judge.pass(&AsComputed), &ids)?;
         let dump = match &mut self.subject {
-            Subject::Engine(engine) => engine.embed(ids, &self.calls)?,
+            Subject::Engine(engine) => engine.embed(&ids, &self.calls)?,
             Subject::Dump(dump) => dump.layer(None),
         };
         Ok(self.judge.embed(&right, &dump))
