@@ -18,6 +18,7 @@ pub mod layers;
 pub mod model;
 pub mod reference;
 pub mod report;
+pub mod scale_out;
 pub mod simcache;
 pub mod stages;
 pub mod synth;

@@ -40,7 +40,7 @@ impl Bench {
         calls: Vec<usize>,
     ) -> Result<Vec<LayerRow>, String> {
         let options = EngineOptions {
-            threads: 1,
+            threads: 3,
             chunk_tokens: calls[0],
             mla_norm_eps: MLA_NORM_EPS,
         };
@@ -77,13 +77,13 @@ impl Bench {
     fn fate(&self, mutant: &EngineMutant) -> Fate {
         let inputs: [fn() -> Input; 2] = [
             || Input::Chain {
-                ids: vec![3, 17, 200, 5, 9, 44, 100, 7, 250, 1],
+                ids: (0..18).map(|n| (n * 97 + 5) % 256).collect(),
                 chain: Chain::default(),
             },
-            || Input::Synthetic { seed: 1, rows: 10 },
+            || Input::Synthetic { seed: 1, rows: 18 },
         ];
         for input in inputs {
-            let run = || self.rows(mutant.operations(), input(), vec![6, 1, 1, 1, 1]);
+            let run = || self.rows(mutant.operations(), input(), vec![14, 1, 1, 1, 1]);
             let rows = match catch_unwind(AssertUnwindSafe(run)) {
                 Err(_) => return Fate::Refused("it panics".to_owned()),
                 Ok(Err(error)) => return Fate::Refused(error),

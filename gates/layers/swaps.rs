@@ -157,7 +157,10 @@ fn swapped_tensors_are_caught_and_located_for_each_class() {
         swap(&other, &one, &two);
         let range = layer.to_string();
         let base = ["layers", &range, "--model", text(&model)];
-        let arguments = [&base[..], &["--reference-model", text(&other)]].concat();
+        // So many tokens that every expert is chosen and every bias decides somewhere.
+        let more = ["--reference-model", text(&other), "--prefill", "64"];
+        let arguments = [&base[..], &more].concat();
+        println!("{one} for {two}");
         let run = report(&arguments, 1);
         let row = &run.rows[0];
         assert_eq!(row.verdict, Verdict::Fail);

@@ -8,6 +8,7 @@ mod layers;
 mod merge;
 mod model_dir;
 mod output;
+mod plan_layers;
 mod simcache;
 mod synth;
 
@@ -41,6 +42,8 @@ enum Command {
     Check(check::CheckArgs),
     Layers(Box<layers::LayersArgs>),
     Merge(merge::MergeArgs),
+    /// Before anything is downloaded or run: files, bytes, memory and time of a run of layers
+    Plan(plan_layers::PlanLayersArgs),
     /// Print shell completions
     Completions {
         /// The shell
@@ -60,6 +63,7 @@ pub fn main() -> Exit {
         Command::Check(args) => check::run(args),
         Command::Layers(args) => layers::run(args),
         Command::Merge(args) => merge::run(args),
+        Command::Plan(args) => plan_layers::run(args),
         Command::Completions { shell } => completions(*shell),
     };
     match result {
