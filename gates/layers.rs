@@ -3,6 +3,8 @@
 
 #![allow(clippy::unwrap_used, clippy::print_stdout)] // a test that cannot read its input fails
 
+#[path = "layers/cluster.rs"]
+mod cluster;
 #[path = "layers/command.rs"]
 mod command;
 #[path = "layers/dumps.rs"]

@@ -99,9 +99,77 @@ impl Bench {
     }
 }
 
-/// Mutants that no run of single layers on undamaged weights can show, and why. The ladder kills
-/// them by kernel fixtures made for their clause, by its invariances, or by damaged checkpoints.
-const OUT_OF_SIGHT: &[(&str, &str)] = &[];
+/// Mutants that no run of single layers on undamaged weights can show, by reason. The ladder kills
+/// them by bits of kernel fixtures made for their clause, by its invariances, or by damage.
+const OUT_OF_SIGHT: &[(&str, &[&str])] = &[
+    (
+        "the tiny model lacks the data: no tail, tie, NaN scale or subnormal weight",
+        &[
+            "k8-tail-not-looked-at",
+            "e2-ties-to-the-higher-index",
+            "e2-one-expert-twice",
+            "e4-one-expert-renormalised",
+            "q1-minus-zero-lost",
+            "q3-nan-test-on-the-value",
+            "a1-scale-zero-flushed",
+            "a1-largest-scales-clamped",
+            "a1-bf16-subnormals-flushed",
+            "a1-bf16-through-f16",
+            "q4-nan-scale-is-zero",
+            "q4-nan-scale-not-reported",
+            "a1-weights-through-f32",
+        ],
+    ),
+    (
+        "another order or place of rounding, which the derived bounds allow to any right engine",
+        &[
+            "a2-one-lane",
+            "a2-four-lanes",
+            "a2-eight-lanes",
+            "a2-thirty-two-lanes",
+            "a2-contiguous-lanes",
+            "a2-falling",
+            "a2-tail-after-the-fold",
+            "a3-neighbours-first",
+            "a3-lane-after-lane",
+            "a3-split-sum",
+            "a12-subnormals-flushed",
+            "a10-exp-of-the-platform",
+            "a10-tanh-of-the-platform",
+            "a10-tanh-by-quotient",
+            "a10-exp-flushes-subnormals",
+            "a4-falling-order",
+            "a4-pairwise",
+            "a4-f32-accumulator",
+            "a4-sources-reversed",
+            "a5-l2-in-f32",
+            "a5-l2-sum-in-f32",
+            "a6-blocked-and-rescaled",
+            "a6-maximum-not-subtracted",
+            "a6-falling-order",
+            "a7-expanded",
+            "a7-expanded-in-prefill-only",
+            "a7-scale-on-the-query",
+            "a8-decayed-state-rounded",
+            "a8-write-rounded",
+            "a8-decayed-key-not-rounded",
+            "a9-order-of-arrival",
+            "a9-f32-expert-sum",
+            "a9-situ-in-f64",
+            "a9-situ-other-order",
+            "a12-decay-contracted",
+            "a12-silu-in-f64",
+            "a11-threads-split-sums",
+        ],
+    ),
+    (
+        "shows between two runs or in long blocks only",
+        &[
+            "a11-last-rows-of-a-block-dropped",
+            "k13-state-of-another-sequence",
+        ],
+    ),
+];
 
 #[test]
 fn engine_mutants_are_killed_at_a_stage_of_their_clause() {
@@ -122,6 +190,9 @@ fn engine_mutants_are_killed_at_a_stage_of_their_clause() {
             survivors.push(mutant.id);
         }
     }
-    let expected: Vec<&str> = OUT_OF_SIGHT.iter().map(|(id, _)| *id).collect();
+    let known = OUT_OF_SIGHT.iter().flat_map(|(_, ids)| *ids).copied();
+    let mut expected: Vec<&str> = known.collect();
+    expected.sort_unstable();
+    survivors.sort_unstable();
     assert_eq!(survivors, expected);
 }
