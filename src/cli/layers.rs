@@ -285,33 +285,13 @@ fn execute(args: &LayersArgs, mut plan: Plan) -> Result<Exit, CommandError> {
         }
     };
     let header = Header {
-        question: question.clone(),
-        sources: own.clone(),
-        reference_sources: other.clone(),
-        part: args.part,
-    };
-    let (mut journal, done) = open_journal(args, &header)?;
-    let mut report = LayersReport {
-        schema: SCHEMA.to_owned(),
-        exit_code: 0,
         question,
         sources: own,
         reference_sources: other,
         part: args.part,
-        selected: plan.selected.clone(),
-        rows: Vec::new(),
-        outstanding: Vec::new(),
-        worst: None,
-        first_divergence: None,
-        provenance: LayersProvenance {
-            platform: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
-            threads: plan.threads,
-            kernel_path: KernelPath::detect().name().to_owned(),
-            resumed_rows: done.len(),
-            inputs: vec![plan.folder.display().to_string()],
-            ..LayersProvenance::default()
-        },
     };
+    let (mut journal, done) = open_journal(args, &header)?;
+    let mut report = empty_report(&plan, &header, done.len());
     let dump = plan.dump.take();
     let mut run = prepare(args, &plan, dump)?;
     if let (Input::Chain { chain, .. }, Some(folder), true) =
@@ -356,6 +336,31 @@ fn execute(args: &LayersArgs, mut plan: Plan) -> Result<Exit, CommandError> {
     report.conclude();
     report.provenance.seconds = plan.start.elapsed().as_secs_f64();
     finish(args, &report, &mut live, failure)
+}
+
+/// The report before its first row.
+fn empty_report(plan: &Plan, header: &Header, resumed_rows: usize) -> LayersReport {
+    LayersReport {
+        schema: SCHEMA.to_owned(),
+        exit_code: 0,
+        question: header.question.clone(),
+        sources: header.sources.clone(),
+        reference_sources: header.reference_sources.clone(),
+        part: header.part,
+        selected: plan.selected.clone(),
+        rows: Vec::new(),
+        outstanding: Vec::new(),
+        worst: None,
+        first_divergence: None,
+        provenance: LayersProvenance {
+            platform: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
+            threads: plan.threads,
+            kernel_path: KernelPath::detect().name().to_owned(),
+            resumed_rows,
+            inputs: vec![plan.folder.display().to_string()],
+            ..LayersProvenance::default()
+        },
+    }
 }
 
 fn prepare<'p>(

@@ -194,12 +194,8 @@ impl LayerRow {
             .filter_map(|s| Some((s, s.chained.as_ref()?)));
         let size = |c: &Chained| c.ratio.unwrap_or(f64::INFINITY);
         let worst = chained.reduce(|a, b| if size(b.1) > size(a.1) { b } else { a })?;
-        let all = self.stages.iter().filter_map(|s| s.chained.as_ref());
-        Some((
-            size(worst.1),
-            all.fold(true, |w, c| w && c.within),
-            &worst.0.stage,
-        ))
+        let mut all = self.stages.iter().filter_map(|s| s.chained.as_ref());
+        Some((size(worst.1), all.all(|c| c.within), &worst.0.stage))
     }
 
     fn ties(&self) -> usize {
