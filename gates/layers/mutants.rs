@@ -29,8 +29,11 @@ const CHAINED: [Step; 6] = [
 ];
 
 /// Layers of drawn input: a block's first layer, the last layer, and what closes the model.
-const DRAWN: [Step; 4] = [
+const DRAWN: [Step; 7] = [
+    Step::Layer(5),
     Step::Layer(6),
+    Step::Layer(9),
+    Step::Layer(10),
     Step::Layer(7),
     Step::Layer(12),
     Step::Closing,

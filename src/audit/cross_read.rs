@@ -88,7 +88,7 @@ fn difference(
             Ok(theirs) if theirs == ours => {}
             Ok(theirs) => {
                 return Some(format!(
-                    "{what} {length} bytes: the engine reads {ours:02x?}, the reference {theirs:02x?}"
+                    "{what} {length} bytes: engine {ours:02x?}, reference {theirs:02x?}"
                 ));
             }
             Err(error) => return Some(format!("the reference's reader: {error}")),

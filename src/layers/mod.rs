@@ -2,7 +2,7 @@
 //! through separate readers and have to agree, stage by stage.
 //!
 //! [`range`] says which layers, [`input`] what they are fed, [`subject`] who is judged (our engine,
-//! or the dump of another), [`judge`] how, [`run`] in which order; [`journal`] lets a run resume and
+//! or the dump of another), [`judge`] how, [`run`] in which order; [`journal`] lets a run resume,
 //! [`parts`] splits one over machines and joins its reports. Each layer is fed T tokens as a
 //! prefill and then single tokens on the carried state, from the empty state.
 //!
