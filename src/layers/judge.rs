@@ -3,8 +3,8 @@
 //! The router. A subject's choice that differs from the reference's inside the band is a tie, and
 //! the reference goes on with the subject's ids. Locally the band is the rounding of score + bias
 //! ([`crate::reference::local`]); end to end it is twice the chained budget of a score, which is
-//! 2·8·floor. A choice outside the band is not followed. Scores come before the choice, so the run with
-//! rounded storage goes first and its scores give the floor.
+//! 2·8·floor. A choice outside the band is not followed. Scores come before the choice, so the run
+//! with rounded storage goes first and its scores give the floor.
 
 use std::sync::{Mutex, PoisonError};
 
