@@ -4,6 +4,7 @@
 //! and a ladder of gates that can fail. The map of the source and the numbered invariants are in
 //! `src/README.md`; what the model computes is named by the clauses in [`clauses`].
 
+pub mod audit;
 pub mod checkpoint;
 pub mod clauses;
 pub mod cli;
@@ -14,10 +15,12 @@ pub mod gates;
 pub mod generate;
 pub mod host;
 pub mod kernels;
+pub mod layers;
 pub mod memory;
 pub mod model;
 pub mod reference;
 pub mod report;
+pub mod scale_out;
 pub mod simcache;
 pub mod stages;
 pub mod stream;

@@ -82,6 +82,17 @@ pub fn identity(checkpoint: &Checkpoint) -> Result<Identity, IdentityError> {
     Ok(Identity(hash.finalize().into()))
 }
 
+/// The digest of one shard alone (name, size, header, sample blocks), for runs that read a part of
+/// a checkpoint.
+///
+/// # Errors
+/// The shard cannot be read.
+pub fn shard_identity(shard: &Shard) -> Result<Identity, ReadError> {
+    let mut hash = Sha256::new_with_prefix(RECIPE);
+    add_shard(&mut hash, shard)?;
+    Ok(Identity(hash.finalize().into()))
+}
+
 /// Adds bytes with their length in front, so that no two sequences run together.
 fn add_framed(hash: &mut Sha256, bytes: &[u8]) {
     hash.update((bytes.len() as u64).to_le_bytes());

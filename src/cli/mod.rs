@@ -3,18 +3,24 @@
 
 mod basis;
 mod bench;
+mod check;
 mod compare;
 mod dump;
 mod evidence;
 mod export;
 mod gates;
 mod generate;
+mod inspect;
+mod layers;
 mod logits;
+mod merge;
 mod model_args;
+mod model_dir;
 mod output;
 mod pack;
 mod pending_file;
 mod plan;
+mod plan_layers;
 mod simcache;
 mod sizes;
 mod synth;
@@ -61,7 +67,12 @@ enum Command {
     Bench(bench::BenchArgs),
     /// Pack the trunk (every layer's tensors but the experts) for streaming
     Pack(pack::PackArgs),
-    /// Add up the memory of a run before it is taken
+    Inspect(inspect::InspectArgs),
+    Check(check::CheckArgs),
+    Layers(Box<layers::LayersArgs>),
+    Merge(merge::MergeArgs),
+    /// Before anything is downloaded or run: memory by component, or with RANGE the files, bytes,
+    /// memory and time of a run of layers
     Plan(Box<plan::PlanArgs>),
     /// Print shell completions
     Completions {
@@ -87,6 +98,10 @@ pub fn main() -> Exit {
         Command::Bench(args) => bench::run(args),
         Command::Pack(args) => pack::run(args),
         Command::Plan(args) => plan::run(args),
+        Command::Inspect(args) => inspect::run(args),
+        Command::Check(args) => check::run(args),
+        Command::Layers(args) => layers::run(args),
+        Command::Merge(args) => merge::run(args),
         Command::Completions { shell } => completions(*shell),
     };
     match result {

@@ -1,9 +1,10 @@
-//! `plan`: the memory of a run by component, before it is taken.
+//! `plan`: the memory of a run by component, before it is taken; with RANGE a run of layers.
 
 use clap::Args;
 
 use super::generate::{self, ModelArgs, model_error};
 use super::output::{self, CommandError, OutputArgs};
+use super::plan_layers::{self, PlanLayersArgs};
 use crate::exit::Exit;
 use crate::host::memory;
 use crate::memory::plan::gigabytes;
@@ -13,6 +14,8 @@ use crate::stream::ModelFiles;
 /// What was typed.
 #[derive(Debug, Args)]
 pub struct PlanArgs {
+    #[command(flatten)]
+    of_layers: PlanLayersArgs,
     #[command(flatten)]
     model: ModelArgs,
     /// Positions that the sequence may reach
@@ -28,6 +31,10 @@ pub struct PlanArgs {
 /// # Errors
 /// [`CommandError`]: a model that cannot be read (3), a run that would not fit (5).
 pub fn run(args: &PlanArgs) -> Result<Exit, CommandError> {
+    if let Some(range) = &args.of_layers.range {
+        let model = args.model.model.as_deref();
+        return plan_layers::run(&args.of_layers, range, model, &args.output);
+    }
     output::check_writable(&args.output)?;
     let folder = args.model.folder()?;
     let layers = args.model.layers.map(|layers| layers as usize);

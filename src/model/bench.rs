@@ -5,11 +5,11 @@
 
 use std::sync::Arc;
 
-use super::forward::Pass;
+use super::forward::{self, Pass};
 use super::stage_output::StageOutput;
 use super::{
     EngineError, EngineOptions, ExpertSource, KdaWeights, LayerWeights, MlaWeights, MoeWeights,
-    Operations, Shape, State, Workspace, decoder, kda, mla, moe,
+    Operations, Shape, State, Weights, Workspace, decoder, kda, mla, moe,
 };
 use crate::kernels::threads::Threads;
 use crate::stages::{NoStages, StageSink};
@@ -61,6 +61,93 @@ impl<O: Operations + ?Sized> Bench<O> {
             work,
             state,
         })
+    }
+
+    /// What every call begins with; before the first layer of a chunk.
+    pub fn begin_chunk(&mut self) {
+        self.operations.before_chunk(&mut self.state);
+    }
+
+    /// What every call ends with; after the last layer of a chunk of `tokens`.
+    pub fn end_chunk(&mut self, tokens: usize) {
+        self.state.position += tokens;
+        self.operations.after_chunk(&mut self.state);
+    }
+
+    /// Embedding rows of at most a chunk of ids \[T, E\].
+    ///
+    /// # Errors
+    /// An id outside the vocabulary.
+    pub fn embed(
+        &mut self,
+        weights: &Weights,
+        ids: &[u32],
+        sink: &mut dyn StageSink,
+    ) -> Result<Vec<f32>, EngineError> {
+        let vocabulary = self.shape.vocabulary;
+        for (position, &id) in ids.iter().enumerate() {
+            if id as usize >= vocabulary {
+                return Err(EngineError::TokenId {
+                    id,
+                    position,
+                    vocabulary,
+                });
+            }
+        }
+        let mut stages = StageOutput { sink, layer: None };
+        let work = &mut self.work;
+        forward::embed(&*self.operations, weights, ids, work, &mut stages)?;
+        Ok(work.residual.running.first(ids.len()).to_vec())
+    }
+
+    /// Output mix, final norm and head on a residual stream; logits \[T, V\].
+    ///
+    /// # Errors
+    /// Logits that are not finite.
+    ///
+    /// # Panics
+    /// More banks than the shape has.
+    pub fn closing(
+        &mut self,
+        weights: &Weights,
+        residual: &Residual,
+        sink: &mut dyn StageSink,
+    ) -> Result<Vec<f32>, EngineError> {
+        let tokens = self.enter(residual);
+        let pass = Pass {
+            operations: &*self.operations,
+            shape: &self.shape,
+            threads: &self.threads,
+            experts: &*self.experts,
+            mla_norm_eps: self.options.mla_norm_eps,
+            tokens,
+            position: self.state.position,
+            layer: 0,
+        };
+        let mut stages = StageOutput {
+            sink: &mut *sink,
+            layer: None,
+        };
+        forward::close(&pass, weights, &mut self.work, &mut stages);
+        let mut logits = vec![0.0; tokens * self.shape.vocabulary];
+        let rows = 0..tokens;
+        forward::head(&pass, weights, &self.work, rows, &mut logits, sink)?;
+        Ok(logits)
+    }
+
+    /// Copies a residual stream into the buffers; its tokens.
+    fn enter(&mut self, residual: &Residual) -> usize {
+        let tokens = residual.running.len() / self.shape.hidden;
+        let buffers = &mut self.work.residual;
+        buffers
+            .running
+            .first_mut(tokens)
+            .copy_from_slice(&residual.running);
+        for (index, bank) in residual.banks.iter().enumerate() {
+            buffers.banks[index].first_mut(tokens).copy_from_slice(bank);
+        }
+        (buffers.filled, buffers.cleared) = (residual.banks.len(), false);
+        tokens
     }
 
     /// Runs `part` at `layer` on `x` \[T, E\] as the normed input; its output \[T, E\].
@@ -178,16 +265,7 @@ impl<O: Operations + ?Sized> Bench<O> {
         residual: &mut Residual,
         sink: &mut dyn StageSink,
     ) -> Result<(), EngineError> {
-        let tokens = residual.running.len() / self.shape.hidden;
-        let buffers = &mut self.work.residual;
-        buffers
-            .running
-            .first_mut(tokens)
-            .copy_from_slice(&residual.running);
-        for (buffer, bank) in buffers.banks.iter_mut().zip(&residual.banks) {
-            buffer.first_mut(tokens).copy_from_slice(bank);
-        }
-        (buffers.filled, buffers.cleared) = (residual.banks.len(), false);
+        let tokens = self.enter(residual);
         let x = residual.running.clone();
         self.run(layer, &x, |pass, state, work| {
             let mut stages = StageOutput {

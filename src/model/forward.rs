@@ -250,15 +250,9 @@ impl<O: Operations + ?Sized> Engine<O> {
         ids: &[u32],
         sink: &mut dyn StageSink,
     ) -> Result<(), EngineError> {
-        let (t, hidden) = (ids.len(), self.shape.hidden);
-        for (token, &id) in ids.iter().enumerate() {
-            let out = work.residual.running.row_mut(token);
-            let mut take = |row: Row<'_>| self.operations.embed(row, out);
-            self.weights.vocabulary.embed(id as usize, &mut take)?;
-        }
-        (work.residual.filled, work.residual.cleared) = (0, false);
+        let t = ids.len();
         let mut stages = StageOutput { sink, layer: None };
-        stages.put(Stage::Embed, &[t, hidden], work.residual.running.first(t));
+        embed(&*self.operations, &self.weights, ids, work, &mut stages)?;
         for layer in 0..self.shape.layers.len() {
             let weights = self.layers.layer(layer)?;
             let pass = self.pass(t, state.position, layer);
@@ -267,25 +261,7 @@ impl<O: Operations + ?Sized> Engine<O> {
         }
         stages.layer = None;
         let pass = self.pass(t, state.position, 0);
-        let (operations, mixer) = (pass.operations, &self.weights.output_mixer);
-        if operations.output_mixes() {
-            let banks = work.residual.filled;
-            residual::mix(&pass, NormSite::OutputMix, mixer, banks, &mut work.residual);
-        } else {
-            residual::copy_running(t, &mut work.residual);
-        }
-        residual::norm(
-            &pass,
-            NormSite::Final,
-            &self.weights.final_norm,
-            &mut work.residual,
-        );
-        stages.put(Stage::FinalMix, &[t, hidden], work.residual.mixed.first(t));
-        stages.put(
-            Stage::FinalNorm,
-            &[t, hidden],
-            work.residual.normed.first(t),
-        );
+        close(&pass, &self.weights, work, &mut stages);
         Ok(())
     }
 
@@ -298,55 +274,119 @@ impl<O: Operations + ?Sized> Engine<O> {
         out: &mut [f32],
         sink: &mut dyn StageSink,
     ) -> Result<(), EngineError> {
-        if tokens.is_empty() {
-            return Ok(());
-        }
-        let (hidden, vocabulary) = (self.shape.hidden, self.shape.vocabulary);
-        let buffers = &work.residual;
-        let (normed, mixed) = (
-            buffers.normed.first(tokens.end),
-            buffers.mixed.first(tokens.end),
-        );
-        let vectors = &self.operations.head_input(normed, mixed)[tokens.start * hidden..];
-        let mut take = |rows: Range<usize>, matrix: MatrixRef<'_>| {
-            if tokens.len() == 1 || rows.len() == vocabulary {
-                let out = &mut out[rows.start..][..tokens.len() * rows.len()];
-                let product = Product {
-                    matrix,
-                    vectors,
-                    out,
-                };
-                self.operations.products(&self.threads, vec![product]);
-                return;
-            }
-            let mut part = vec![0.0; tokens.len() * rows.len()];
-            let product = Product {
-                matrix,
-                vectors,
-                out: &mut part,
-            };
-            self.operations.products(&self.threads, vec![product]);
-            let whole = out.chunks_exact_mut(vocabulary);
-            for (out, part) in whole.zip(part.chunks_exact(rows.len())) {
+        let pass = self.pass(tokens.len(), position, 0);
+        head(&pass, &self.weights, work, tokens, out, sink)
+    }
+}
+
+/// Embedding rows of the ids as the running sum, no bank.
+///
+/// # Errors
+/// Whatever the vocabulary's source reports.
+pub(super) fn embed<O: Operations + ?Sized>(
+    operations: &O,
+    weights: &Weights,
+    ids: &[u32],
+    work: &mut Workspace,
+    stages: &mut StageOutput<'_>,
+) -> Result<(), EngineError> {
+    for (token, &id) in ids.iter().enumerate() {
+        let out = work.residual.running.row_mut(token);
+        let mut take = |row: Row<'_>| operations.embed(row, out);
+        weights.vocabulary.embed(id as usize, &mut take)?;
+    }
+    (work.residual.filled, work.residual.cleared) = (0, false);
+    let running = work.residual.running.first(ids.len());
+    let width = running.len() / ids.len().max(1);
+    stages.put(Stage::Embed, &[ids.len(), width], running);
+    Ok(())
+}
+
+/// The output mix and the final norm; leaves the normed mix in `work`.
+pub(super) fn close<O: Operations + ?Sized>(
+    pass: &Pass<'_, O>,
+    weights: &Weights,
+    work: &mut Workspace,
+    stages: &mut StageOutput<'_>,
+) {
+    let (t, hidden) = (pass.tokens, pass.shape.hidden);
+    if pass.operations.output_mixes() {
+        let banks = work.residual.filled;
+        let mixer = &weights.output_mixer;
+        residual::mix(pass, NormSite::OutputMix, mixer, banks, &mut work.residual);
+    } else {
+        residual::copy_running(t, &mut work.residual);
+    }
+    residual::norm(
+        pass,
+        NormSite::Final,
+        &weights.final_norm,
+        &mut work.residual,
+    );
+    stages.put(Stage::FinalMix, &[t, hidden], work.residual.mixed.first(t));
+    stages.put(
+        Stage::FinalNorm,
+        &[t, hidden],
+        work.residual.normed.first(t),
+    );
+}
+
+/// Logits \[tokens, V\] of some tokens of the chunk that [`close`] left in `work`; refuses any
+/// that are not finite.
+pub(super) fn head<O: Operations + ?Sized>(
+    pass: &Pass<'_, O>,
+    weights: &Weights,
+    work: &Workspace,
+    tokens: Range<usize>,
+    out: &mut [f32],
+    sink: &mut dyn StageSink,
+) -> Result<(), EngineError> {
+    if tokens.is_empty() {
+        return Ok(());
+    }
+    let (hidden, vocabulary) = (pass.shape.hidden, pass.shape.vocabulary);
+    let buffers = &work.residual;
+    let (normed, mixed) = (
+        buffers.normed.first(tokens.end),
+        buffers.mixed.first(tokens.end),
+    );
+    let vectors = &pass.operations.head_input(normed, mixed)[tokens.start * hidden..];
+    let mut take = |rows: Range<usize>, matrix: MatrixRef<'_>| {
+        let mut part = vec![0.0; tokens.len() * rows.len()];
+        let whole = tokens.len() == 1 || rows.len() == vocabulary;
+        let target = if whole {
+            &mut out[rows.start..][..tokens.len() * rows.len()]
+        } else {
+            &mut part
+        };
+        let product = Product {
+            matrix,
+            vectors,
+            out: target,
+        };
+        pass.operations.products(pass.threads, vec![product]);
+        if !whole {
+            let rows_of = out.chunks_exact_mut(vocabulary);
+            for (out, part) in rows_of.zip(part.chunks_exact(rows.len())) {
                 out[rows.clone()].copy_from_slice(part);
             }
-        };
-        self.weights.vocabulary.head(&mut take)?;
-        let mut stages = StageOutput { sink, layer: None };
-        stages.put(Stage::Logits, &[tokens.len(), vocabulary], out);
-        for (token, row) in tokens.zip(out.chunks_exact(vocabulary)) {
-            let count = row.iter().filter(|logit| !logit.is_finite()).count();
-            if count > 0 {
-                let position = position + token;
-                return Err(EngineError::NonFiniteLogits {
-                    position,
-                    count,
-                    vocabulary,
-                });
-            }
         }
-        Ok(())
+    };
+    weights.vocabulary.head(&mut take)?;
+    let mut stages = StageOutput { sink, layer: None };
+    stages.put(Stage::Logits, &[tokens.len(), vocabulary], out);
+    for (token, row) in tokens.zip(out.chunks_exact(vocabulary)) {
+        let count = row.iter().filter(|logit| !logit.is_finite()).count();
+        if count > 0 {
+            let position = pass.position + token;
+            return Err(EngineError::NonFiniteLogits {
+                position,
+                count,
+                vocabulary,
+            });
+        }
     }
+    Ok(())
 }
 
 /// A sequence: an engine, a state, and buffers of its own.

@@ -180,15 +180,15 @@ impl ExpertSource {
                 .bytes(&packed, Dtype::U8, &[rows, columns / 2])?;
             let shape = [rows, columns / GROUP_COLUMNS];
             let scales = self.reader.bytes(&scale, Dtype::U8, &shape)?;
-            let values = decode_mxfp4(formulas, columns, &packed, &scales);
-            let values = values.map_err(|(row, group)| ReferenceError::ScaleNan {
+            let codes = Mxfp4Rows::new(formulas, columns, packed, scales);
+            let codes = codes.map_err(|(row, group)| ReferenceError::ScaleNan {
                 layer: self.layer,
                 expert,
                 matrix,
                 row,
                 group,
             })?;
-            decoded.push(Matrix::from_f64(rows, columns, values));
+            decoded.push(Matrix::from_mxfp4(rows, columns, codes));
         }
         let [w1, w2, w3] = <[Matrix; 3]>::try_from(decoded).expect("three matrices were pushed");
         Ok(ExpertWeights { w1, w2, w3 })
@@ -206,31 +206,73 @@ pub fn decode_mxfp4(
     packed: &[u8],
     scales: &[u8],
 ) -> Result<Vec<f64>, (usize, usize)> {
-    let (row_bytes, groups) = (columns / 2, columns / GROUP_COLUMNS);
-    let codes: [f64; 16] = std::array::from_fn(|code| (formulas.e2m1)(code as u8));
-    let column_of = |index| (formulas.nibble_columns)(index, row_bytes);
-    let columns_of_byte: Vec<[usize; 2]> = (0..row_bytes).map(column_of).collect();
-    let group_of = |column| (formulas.scale_group)(column, groups);
-    let group_of_column: Vec<usize> = (0..columns).map(group_of).collect();
-
+    let rows = packed.len() / (columns / 2);
+    let codes = Mxfp4Rows::new(formulas, columns, packed.to_vec(), scales.to_vec())?;
     let mut values = vec![0.0; packed.len() * 2];
-    let stored = packed
-        .chunks_exact(row_bytes)
-        .zip(scales.chunks_exact(groups));
-    for (row, (packed, scales)) in stored.enumerate() {
-        let factor = |(group, byte): (usize, &u8)| (formulas.scale)(*byte).ok_or((row, group));
-        let factors: Vec<f64> = scales
-            .iter()
-            .enumerate()
-            .map(factor)
-            .collect::<Result<_, _>>()?;
-        let values = &mut values[row * columns..][..columns];
-        for (byte, [low, high]) in packed.iter().zip(&columns_of_byte) {
-            values[*low] = codes[usize::from(byte & 15)] * factors[group_of_column[*low]];
-            values[*high] = codes[usize::from(byte >> 4)] * factors[group_of_column[*high]];
-        }
+    for (row, values) in (0..rows).zip(values.chunks_exact_mut(columns)) {
+        codes.decode(row, values);
     }
     Ok(values)
+}
+
+/// A packed matrix that is decoded row by row: a released expert in f64 would be 264 MB.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Mxfp4Rows {
+    /// Codes \[rows, columns/2\].
+    packed: Vec<u8>,
+    /// Scale bytes \[rows, columns/32\].
+    scales: Vec<u8>,
+    codes: [f64; 16],
+    /// By scale byte; NaN where there is none.
+    factors: Vec<f64>,
+    columns_of_byte: Vec<[usize; 2]>,
+    group_of_column: Vec<usize>,
+}
+
+impl Mxfp4Rows {
+    /// Takes the bytes of a matrix whose rows have `columns` (a multiple of 32) values.
+    ///
+    /// # Errors
+    /// Row and group of the first scale byte that has no value.
+    pub fn new(
+        formulas: &Formulas,
+        columns: usize,
+        packed: Vec<u8>,
+        scales: Vec<u8>,
+    ) -> Result<Self, (usize, usize)> {
+        let (row_bytes, groups) = (columns / 2, columns / GROUP_COLUMNS);
+        let decoded: Vec<Option<f64>> = (0..=255).map(formulas.scale).collect();
+        let is_nan = |byte: &u8| decoded[usize::from(*byte)].is_none();
+        if let Some(place) = scales.iter().position(is_nan) {
+            return Err((place / groups, place % groups));
+        }
+        let column_of = |index| (formulas.nibble_columns)(index, row_bytes);
+        let group_of = |column| (formulas.scale_group)(column, groups);
+        Ok(Self {
+            packed,
+            scales,
+            codes: std::array::from_fn(|code| (formulas.e2m1)(code as u8)),
+            factors: decoded.into_iter().map(|f| f.unwrap_or(f64::NAN)).collect(),
+            columns_of_byte: (0..row_bytes).map(column_of).collect(),
+            group_of_column: (0..columns).map(group_of).collect(),
+        })
+    }
+
+    /// Decodes row `row` into `values` \[columns\].
+    pub fn decode(&self, row: usize, values: &mut [f64]) {
+        let (row_bytes, groups) = (values.len() / 2, values.len() / GROUP_COLUMNS);
+        let packed = &self.packed[row * row_bytes..][..row_bytes];
+        let scales = &self.scales[row * groups..][..groups];
+        let factors: Vec<f64> = scales
+            .iter()
+            .map(|byte| self.factors[usize::from(*byte)])
+            .collect();
+        for (byte, [low, high]) in packed.iter().zip(&self.columns_of_byte) {
+            values[*low] = self.codes[usize::from(byte & 15)] * factors[self.group_of_column[*low]];
+            values[*high] =
+                self.codes[usize::from(byte >> 4)] * factors[self.group_of_column[*high]];
+        }
+    }
 }
 
 /// down · SiTU(gate·x, up·x), for the dense MLP, the shared MLP and a routed expert alike.

@@ -14,7 +14,7 @@ use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use safetensors::Dtype;
-use safetensors::tensor::Metadata;
+use safetensors::tensor::{Metadata, TensorInfo};
 
 use super::error::ReferenceError;
 use super::rows::{Matrix, bf16_to_f64};
@@ -33,6 +33,21 @@ pub struct Reader {
     shards: Mutex<HashMap<String, Arc<Shard>>>,
 }
 
+/// Where a tensor lies, as this reader sees it.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Place {
+    /// The dtype's name in the header.
+    pub dtype: String,
+    /// Dimensions, outermost first.
+    pub shape: Vec<usize>,
+    /// File name of the shard.
+    pub shard: String,
+    /// Absolute offset in the file.
+    pub offset_bytes: u64,
+    /// Bytes.
+    pub length_bytes: u64,
+}
+
 /// One open shard.
 #[derive(Debug)]
 struct Shard {
@@ -44,27 +59,98 @@ struct Shard {
 }
 
 impl Reader {
-    /// Opens a folder with `model.safetensors.index.json`, or with one `model.safetensors`.
+    /// Opens a folder with `model.safetensors.index.json`, or one without where the headers of
+    /// all its shards say what there is.
     ///
     /// # Errors
     /// The index is unreadable or malformed, or the only shard is.
     pub fn open(folder: &Path) -> Result<Self, ReferenceError> {
         let index_file = folder.join("model.safetensors.index.json");
-        let single = "model.safetensors";
         let mut reader = Self {
             index_file: index_file.clone(),
             folder: folder.to_path_buf(),
             shard_of: HashMap::new(),
             shards: Mutex::new(HashMap::new()),
         };
-        if !index_file.exists() && folder.join(single).exists() {
-            reader.index_file = folder.join(single);
-            let names = reader.shard(single)?.metadata.offset_keys();
-            reader.shard_of = names.into_iter().map(|n| (n, single.to_owned())).collect();
-        } else {
+        let shards = shard_files(folder)?;
+        if index_file.exists() || shards.is_empty() {
             reader.shard_of = read_index(&index_file)?;
+            return Ok(reader);
+        }
+        reader.index_file = folder.to_path_buf();
+        for shard in shards {
+            for name in reader.shard(&shard)?.metadata.offset_keys() {
+                if let Some(other) = reader.shard_of.insert(name.clone(), shard.clone()) {
+                    return Err(ReferenceError::Index {
+                        file: folder.to_path_buf(),
+                        reason: format!("tensor {name} is in {other} and in {shard}"),
+                    });
+                }
+            }
         }
         Ok(reader)
+    }
+
+    /// The names of all tensors, in no order.
+    pub fn tensor_names(&self) -> impl Iterator<Item = &str> {
+        self.shard_of.keys().map(String::as_str)
+    }
+
+    /// Where a tensor lies and what it is, whatever that is.
+    ///
+    /// # Errors
+    /// The tensor is missing, or its shard cannot be read.
+    pub fn place(&self, tensor: &str) -> Result<Place, ReferenceError> {
+        let (shard, info) = self.find(tensor)?;
+        let (begin, end) = info.data_offsets;
+        Ok(Place {
+            dtype: format!("{:?}", info.dtype),
+            shape: info.shape.clone(),
+            shard: self.shard_of[tensor].clone(),
+            offset_bytes: shard.data_start_bytes + begin as u64,
+            length_bytes: (end - begin) as u64,
+        })
+    }
+
+    /// `length_bytes` bytes of a tensor from its byte `start_bytes`.
+    ///
+    /// # Errors
+    /// The tensor is missing or shorter, or its shard cannot be read.
+    pub fn part(
+        &self,
+        tensor: &str,
+        start_bytes: u64,
+        length_bytes: usize,
+    ) -> Result<Vec<u8>, ReferenceError> {
+        let (shard, info) = self.find(tensor)?;
+        let (begin, end) = info.data_offsets;
+        let got = (end - begin) as u64;
+        if start_bytes + length_bytes as u64 > got {
+            return Err(ReferenceError::Header {
+                file: shard.path.clone(),
+                reason: format!("{tensor}: {got} bytes, more were asked for"),
+            });
+        }
+        shard.read(
+            shard.data_start_bytes + begin as u64 + start_bytes,
+            length_bytes,
+        )
+    }
+
+    /// The shard of a tensor and its entry in the header.
+    fn find(&self, tensor: &str) -> Result<(Arc<Shard>, TensorInfo), ReferenceError> {
+        let missing = |file: &Path| ReferenceError::MissingTensor {
+            file: file.to_path_buf(),
+            tensor: tensor.to_owned(),
+        };
+        let Some(name) = self.shard_of.get(tensor) else {
+            return Err(missing(&self.index_file));
+        };
+        let shard = self.shard(name)?;
+        let Some(info) = shard.metadata.info(tensor).cloned() else {
+            return Err(missing(&shard.path));
+        };
+        Ok((shard, info))
     }
 
     /// The number of tensors the index names.
@@ -162,17 +248,7 @@ impl Reader {
         dtype: Dtype,
         shape: &[usize],
     ) -> Result<(Arc<Shard>, u64, usize), ReferenceError> {
-        let missing = |file: &Path| ReferenceError::MissingTensor {
-            file: file.to_path_buf(),
-            tensor: tensor.to_owned(),
-        };
-        let Some(name) = self.shard_of.get(tensor) else {
-            return Err(missing(&self.index_file));
-        };
-        let shard = self.shard(name)?;
-        let Some(info) = shard.metadata.info(tensor) else {
-            return Err(missing(&shard.path));
-        };
+        let (shard, info) = self.find(tensor)?;
         if info.dtype != dtype {
             return Err(ReferenceError::Dtype {
                 file: shard.path.clone(),
@@ -261,6 +337,27 @@ impl Shard {
         })?;
         Ok(bytes)
     }
+}
+
+/// Names of the `.safetensors` files of a folder, sorted.
+fn shard_files(folder: &Path) -> Result<Vec<String>, ReferenceError> {
+    let io = |source| ReferenceError::Io {
+        file: folder.to_path_buf(),
+        source,
+    };
+    let mut names = Vec::new();
+    for entry in std::fs::read_dir(folder).map_err(io)? {
+        let name = entry
+            .map_err(io)?
+            .file_name()
+            .to_string_lossy()
+            .into_owned();
+        if name.ends_with(".safetensors") && !name.starts_with('.') {
+            names.push(name);
+        }
+    }
+    names.sort();
+    Ok(names)
 }
 
 /// `weight_map` of the index: tensor name to shard file name. Shard names are names in the

@@ -7,6 +7,8 @@
 
 use rayon::prelude::*;
 
+use super::moe::Mxfp4Rows;
+
 /// Activations: a number of rows (tokens) of one width, row-major.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Rows {
@@ -89,10 +91,11 @@ pub fn add(a: &Rows, b: &Rows) -> Rows {
 #[must_use]
 pub fn dot(a: &[f64], b: &[f64]) -> f64 {
     debug_assert_eq!(a.len(), b.len());
+    // Arrays of eight rather than slices: the compiler then keeps the sums in registers.
     let mut sums = [0.0f64; 8];
-    let (a_eights, b_eights) = (a.chunks_exact(8), b.chunks_exact(8));
-    let (a_rest, b_rest) = (a_eights.remainder(), b_eights.remainder());
-    for (a, b) in a_eights.zip(b_eights) {
+    let (a_eights, a_rest) = a.as_chunks::<8>();
+    let (b_eights, b_rest) = b.as_chunks::<8>();
+    for (a, b) in a_eights.iter().zip(b_eights) {
         for i in 0..8 {
             sums[i] += a[i] * b[i];
         }
@@ -108,7 +111,9 @@ pub fn dot(a: &[f64], b: &[f64]) -> f64 {
 enum Encoded {
     /// BF16 bit patterns.
     Bf16(Vec<u16>),
-    /// Already decoded values (MXFP4 experts).
+    /// Packed codes with their scales, of a routed expert.
+    Mxfp4(Box<Mxfp4Rows>),
+    /// Already decoded values.
     F64(Vec<f64>),
 }
 
@@ -133,6 +138,16 @@ impl Matrix {
             rows,
             columns,
             encoded: Encoded::Bf16(bits),
+        }
+    }
+
+    /// A matrix of packed MXFP4 codes.
+    #[must_use]
+    pub fn from_mxfp4(rows: usize, columns: usize, codes: Mxfp4Rows) -> Self {
+        Self {
+            rows,
+            columns,
+            encoded: Encoded::Mxfp4(Box::new(codes)),
         }
     }
 
@@ -166,6 +181,12 @@ impl Matrix {
             Encoded::Bf16(bits) => {
                 buffer.clear();
                 buffer.extend(bits[range].iter().map(|bits| bf16_to_f64(*bits)));
+                buffer
+            }
+            Encoded::Mxfp4(codes) => {
+                buffer.clear();
+                buffer.resize(self.columns, 0.0);
+                codes.decode(index, buffer);
                 buffer
             }
             Encoded::F64(values) => &values[range],

@@ -15,8 +15,8 @@ use super::values::stream;
 use crate::checkpoint::{Checkpoint, CheckpointError, LayerKind, ModelShape};
 use crate::config::RawConfig;
 use crate::model::{
-    Contract, Engine, EngineError, EngineOptions, EngineSequence, Expert, ExpertSource,
-    LayerSource, LayerWeights, Shape, Weights,
+    Contract, Engine, EngineError, EngineOptions, EngineSequence, ExpertSource, LayerSource,
+    OnDemand, Shape, Weights,
 };
 use crate::stages::{Stage, StageKey, StageSink};
 
@@ -196,34 +196,6 @@ impl StageSink for Sink {
         if let Some(layer) = key.layer {
             self.choices.insert(layer, ids.to_vec());
         }
-    }
-}
-
-/// Reads what is asked for, every time anew.
-#[derive(Debug)]
-struct OnDemand {
-    shape: Shape,
-    source: Arc<Checkpoint>,
-    operations: Arc<Contract>,
-}
-
-impl LayerSource for OnDemand {
-    fn layer(&self, layer: usize) -> Result<Arc<LayerWeights>, EngineError> {
-        LayerWeights::load(&*self.operations, &self.shape, &*self.source, layer).map(Arc::new)
-    }
-}
-
-impl ExpertSource for OnDemand {
-    fn experts(&self, layer: usize, ids: &[usize]) -> Result<Vec<Arc<Expert>>, EngineError> {
-        let load = |&id: &usize| {
-            Expert::load(&*self.operations, &self.shape, &*self.source, layer, id).map(Arc::new)
-        };
-        ids.iter().map(load).collect()
-    }
-
-    fn batch_limit(&self) -> usize {
-        // All of a chunk's choices at once would be a whole layer of experts.
-        self.shape.top_k
     }
 }
 

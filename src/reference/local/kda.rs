@@ -1,6 +1,8 @@
 //! KDA with bounds: projections and decay (K1 to K8, K12), and the recurrence (K9 to K11) with an
 //! error beside every element of the state.
 
+use rayon::prelude::*;
+
 use super::arithmetic::{EVALUATION, Rounding};
 use super::bounded::{Bounded, Terms, gamma};
 use super::rows::BoundedRows;
@@ -156,25 +158,36 @@ pub fn recurrence(
     let (heads, head_dim) = (inputs.heads, inputs.head_dim);
     let tokens = inputs.beta.len() / heads;
     let width = heads * head_dim;
-    let mut o = BoundedRows::exact(width, &vec![0.0; tokens * width]);
-    let mut state = Vec::with_capacity(memory.len());
-    for (head, memory) in memory.chunks_exact(head_dim * head_dim).enumerate() {
+    // Heads have nothing to do with one another; each is one thread's from its first token on.
+    let run = |(head, memory): (usize, &[f64])| {
         let mut s = HeadState {
             values: memory.to_vec(),
             errors: vec![0.0; memory.len()],
             norms: vec![0.0; head_dim],
         };
-        for token in 0..tokens {
+        let step = |token: usize| {
             let at = token * width + head * head_dim;
             let channels = at..at + head_dim;
             let step = Step {
                 q: &inputs.q[channels.clone()],
                 k: &inputs.k[channels.clone()],
                 v: &inputs.v[channels.clone()],
-                log_decay: &inputs.log_decay[channels.clone()],
+                log_decay: &inputs.log_decay[channels],
                 beta: inputs.beta[token * heads + head],
             };
-            o.items[channels].copy_from_slice(&s.step(rounding, &step));
+            s.step(rounding, &step)
+        };
+        let rows: Vec<Vec<Bounded>> = (0..tokens).map(step).collect();
+        (rows, s)
+    };
+    let all = memory.par_chunks_exact(head_dim * head_dim).enumerate();
+    let done: Vec<(Vec<Vec<Bounded>>, HeadState)> = all.map(run).collect();
+    let mut o = BoundedRows::exact(width, &vec![0.0; tokens * width]);
+    let mut state = Vec::with_capacity(memory.len());
+    for (head, (rows, s)) in done.iter().enumerate() {
+        for (token, row) in rows.iter().enumerate() {
+            let at = token * width + head * head_dim;
+            o.items[at..at + head_dim].copy_from_slice(row);
         }
         let pairs = s.values.iter().zip(&s.errors);
         state.extend(pairs.map(|(value, error)| Bounded {

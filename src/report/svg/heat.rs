@@ -173,8 +173,11 @@ fn names(canvas: &mut Canvas<'_>, map: &HeatMap, frame: &Frame) {
     for (index, name) in map.columns.iter().enumerate().step_by(frame.every) {
         let at = middle(index, map.columns.len(), frame.left, RIGHT);
         if frame.names_below > 0 {
-            let centre = BOTTOM + 8 + text_width(name, TEXT_SIZE) / 2;
-            canvas.text(name, (at, centre), upright);
+            let look = Look {
+                anchor: Anchor::End,
+                ..upright
+            };
+            canvas.text(name, (at, BOTTOM + 8), look);
         } else {
             canvas.text(name, (at, BOTTOM + 14), LABEL);
         }

@@ -1,0 +1,360 @@
+//! The command from outside: what passes, ranges, parts, journals, partial checkpoints.
+
+use std::path::Path;
+
+use k3_verify::report::layers::{LayersProvenance, LayersReport, Verdict};
+
+use super::{IDS, Tiny, expect, report, text};
+
+/// A reference or an engine that reads another tensor, an input that does not fit, a bound that
+/// forgets a rounding at magnitudes the ladder never has.
+#[test]
+fn all_layers_pass_with_synthetic_and_with_chained_input() {
+    let tiny = Tiny::open();
+    let model = tiny.model();
+    let external = std::env::var_os("K3_EXTERNAL").map(std::path::PathBuf::from);
+    let mut models = vec![model];
+    match external {
+        Some(external) => models.push(external.join("tiny-k3-a/model")),
+        None => println!("tiny-k3-a: NOT RUN, K3_EXTERNAL is not set"),
+    }
+    for model in models {
+        let base = ["layers", "all", "--model", text(&model)];
+        let synthetic = report(&base, 0);
+        assert_eq!(synthetic.rows.len(), 15);
+        let largest = synthetic.rows.iter().filter_map(|row| row.input_max);
+        assert!(largest.fold(0.0, f64::max) > 100.0, "the sweep stays small");
+        let chain = [&base[..], &["--input", "chain", "--ids", IDS]].concat();
+        let chain = report(&chain, 0);
+        for run in [&synthetic, &chain] {
+            for row in &run.rows {
+                assert_eq!(row.verdict, Verdict::Pass, "{row:?}");
+                let (_, within, at) = row.chained().unwrap_or((0.0, true, ""));
+                assert!(within, "{:?} {at} is beyond eight floors", row.layer);
+            }
+            // Not vacuous: something is compared, and not everything is exact.
+            let worst = run.worst.as_ref().unwrap();
+            assert!(worst.ratio.unwrap() > 0.5, "{worst:?}");
+        }
+    }
+}
+
+/// Another ε on one side alone is a matter of budgets elsewhere; on both sides nothing may show.
+#[test]
+fn epsilon_of_the_low_rank_norms_goes_to_both_sides() {
+    let tiny = Tiny::open();
+    let model = tiny.model();
+    let base = [
+        "layers",
+        "3",
+        "--model",
+        text(&model),
+        "--mla-norm-eps",
+        "1e-5",
+    ];
+    assert_eq!(report(&base, 0).question.mla_norm_eps, 1e-5);
+}
+
+#[test]
+fn h03_ranges_that_mean_nothing_exit_2_and_93_layers_are_in_reach() {
+    let tiny = Tiny::open();
+    let model = tiny.model();
+    for range in [
+        "0..13",
+        "13",
+        "0..94",
+        "5..3",
+        "..",
+        "0..",
+        "0..=12",
+        " 1..2",
+        "1..2..3",
+        "3,3",
+        "",
+        "0..18446744073709551616",
+        "-1..3",
+    ] {
+        let (stdout, stderr) = expect(&["layers", range, "--model", text(&model)], 2);
+        assert!(
+            stdout.is_empty() && stderr.starts_with("error: "),
+            "{range}: {stdout}{stderr}"
+        );
+    }
+    let (_, stderr) = expect(&["layers", "0..13", "--model", text(&model)], 2);
+    assert!(stderr.contains("0..12 (both ends included)"), "{stderr}");
+    let run = report(&["layers", "0,11..12", "--model", text(&model)], 0);
+    assert_eq!(run.selected, [0, 11, 12]);
+    let (stdout, _) = expect(&["layers", "12..12", "--model", text(&model)], 0);
+    let first = stdout.lines().next().unwrap();
+    assert!(
+        first.contains("both ends included") && first.contains("1 of 13"),
+        "{first}"
+    );
+}
+
+#[test]
+fn bad_arguments_exit_2_and_a_missing_model_3() {
+    let tiny = Tiny::open();
+    let model = tiny.model();
+    for arguments in [
+        &["--input", "chain"][..],
+        &["--ids", "1,2"],
+        &["--input", "chain", "--ids", "256"],
+        &["--input", "chain", "--ids", "1,x"],
+        &["--input", "chain", "--ids", "-1"],
+        &["--part", "0/4"],
+        &["--part", "5/4"],
+        &["--prefill", "0"],
+        &["--mla-norm-eps", "nan"],
+        &["--threads", "0"],
+        &["--resume"],
+    ] {
+        let all = [&["layers", "0", "--model", text(&model)][..], arguments].concat();
+        expect(&all, 2);
+    }
+    expect(&["layers", "0", "--model", "/nonexistent/model"], 3);
+    expect(
+        &[
+            "layers",
+            "0",
+            "--model",
+            text(&model),
+            "--input",
+            "/nonexistent/dump",
+        ],
+        3,
+    );
+    expect(
+        &[
+            "layers",
+            "0",
+            "--model",
+            text(&model),
+            "--out",
+            "/dev/null/x",
+        ],
+        3,
+    );
+}
+
+fn without_provenance(mut report: LayersReport) -> LayersReport {
+    report.provenance = LayersProvenance::default();
+    report
+}
+
+fn part(model: &Path, folder: &Path, part: &str, more: &[&str]) -> String {
+    let out = folder.join(part.replace('/', "-of-"));
+    let base = [
+        "layers",
+        "all",
+        "--model",
+        text(model),
+        "--part",
+        part,
+        "--out",
+        text(&out),
+    ];
+    expect(&[&base[..], more].concat(), 0);
+    text(&out).to_owned()
+}
+
+/// A merge that loses a layer, counts one twice or mixes runs would call a half-proved model
+/// proved.
+#[test]
+fn parts_make_up_the_undivided_report_or_are_refused() {
+    let tiny = Tiny::open();
+    let model = tiny.model();
+    let folder = tempfile::tempdir().unwrap();
+    let chain = ["--input", "chain", "--ids", IDS];
+    for more in [&[][..], &chain[..]] {
+        let folder = folder.path().join(if more.is_empty() {
+            "synthetic"
+        } else {
+            "chain"
+        });
+        let base = ["layers", "all", "--model", text(&model)];
+        let whole = report(&[&base[..], more].concat(), 0);
+        let parts: Vec<String> = ["1/4", "2/4", "3/4", "4/4"]
+            .map(|name| part(&model, &folder, name, more))
+            .to_vec();
+        let order = [&parts[2], &parts[0], &parts[3], &parts[1]].map(String::as_str);
+        let merged = report(&[&["merge"][..], &order].concat(), 0);
+        assert_eq!(without_provenance(merged), without_provenance(whole));
+    }
+    let at = |name: &str| text(&folder.path().join("synthetic").join(name)).to_owned();
+    let [one, two, three, four] = ["1-of-4", "2-of-4", "3-of-4", "4-of-4"].map(at);
+    let (_, gap) = expect(&["merge", &one, &two, &four], 4);
+    assert!(gap.contains("parts missing: 1 of 4: [3]"), "{gap}");
+    let (_, overlap) = expect(&["merge", &one, &two, &three, &three, &four], 3);
+    assert!(overlap.contains("part 3 again"), "{overlap}");
+    let chained = text(&folder.path().join("chain/3-of-4")).to_owned();
+    let (_, input) = expect(&["merge", &one, &two, &chained, &four], 3);
+    assert!(input.contains("the input differs"), "{input}");
+    let seeded = part(&model, &folder.path().join("seed"), "3/4", &["--seed", "9"]);
+    expect(&["merge", &one, &two, &seeded, &four], 3);
+    for (field, value, says) in [
+        ("program", "9.9.9", "version differs"),
+        ("subject", "another", "question differs"),
+    ] {
+        let other = forged(&three, &folder.path().join(field), |json| {
+            json["question"][field] = value.into();
+        });
+        let (_, error) = expect(&["merge", &one, &two, &other, &four], 3);
+        assert!(error.contains(says), "{error}");
+    }
+    let other = forged(&three, &folder.path().join("bytes"), |json| {
+        for digest in json["sources"]["shards"]
+            .as_object_mut()
+            .unwrap()
+            .values_mut()
+        {
+            *digest = "0".repeat(64).into();
+        }
+    });
+    let (_, error) = expect(&["merge", &one, &two, &other, &four], 3);
+    assert!(error.contains("the checkpoint's"), "{error}");
+    expect(&["merge", text(&model)], 3);
+    expect(&["merge"], 2);
+}
+
+/// A copy of a part's report with something changed.
+fn forged(part: &str, to: &Path, change: impl Fn(&mut serde_json::Value)) -> String {
+    let bytes = std::fs::read(Path::new(part).join("report.json")).unwrap();
+    let mut json = serde_json::from_slice(&bytes).unwrap();
+    change(&mut json);
+    std::fs::create_dir_all(to).unwrap();
+    std::fs::write(to.join("report.json"), json.to_string()).unwrap();
+    text(to).to_owned()
+}
+
+/// A resumed run that repeats, skips or mixes rows.
+#[test]
+fn a_cut_journal_is_taken_up_where_it_was() {
+    let tiny = Tiny::open();
+    let model = tiny.model();
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out");
+    let chain = ["--input", "chain", "--ids", IDS, "--out", text(&out)];
+    let base = [&["layers", "all", "--model", text(&model)][..], &chain].concat();
+    let whole = report(&base, 0);
+    let journal = out.join("journal.jsonl");
+    let lines = std::fs::read_to_string(&journal).unwrap();
+    let kept: Vec<&str> = lines.split_inclusive('\n').collect();
+    assert_eq!(kept.len(), 16);
+    // Six rows, and half a line as a power cut leaves it.
+    let cut = format!("{}{}", kept[..7].concat(), &kept[7][..kept[7].len() / 2]);
+    std::fs::write(&journal, cut).unwrap();
+    let resumed = report(&[&base[..], &["--resume"]].concat(), 0);
+    assert_eq!(resumed.provenance.resumed_rows, 6);
+    assert_eq!(without_provenance(resumed), without_provenance(whole));
+    let other = [
+        "layers",
+        "all",
+        "--model",
+        text(&model),
+        "--out",
+        text(&out),
+        "--resume",
+    ];
+    let (_, error) = expect(&other, 2);
+    assert!(error.contains("the journal of another run"), "{error}");
+    for file in ["report.json", "report.txt", "report.html", "layers.svg"] {
+        assert!(out.join(file).exists(), "{file}");
+    }
+}
+
+/// Ctrl-C in the middle: the layers that are done stand in a valid report, and the exit code says
+/// that it is not the whole.
+#[test]
+fn an_interrupted_run_leaves_a_valid_partial_report() {
+    use std::io::Read as _;
+    let tiny = Tiny::open();
+    let model = tiny.model();
+    let folder = tempfile::tempdir().unwrap();
+    let out = folder.path().join("out");
+    let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_k3-verify"))
+        .args([
+            "layers",
+            "all",
+            "--model",
+            text(&model),
+            "--prefill",
+            "400",
+            "--threads",
+            "1",
+        ])
+        .args(["--out", text(&out)])
+        .stdout(std::process::Stdio::piped())
+        .spawn()
+        .unwrap();
+    // The first rows are out, so the signal comes between two layers of many.
+    let mut stdout = child.stdout.take().unwrap();
+    let (mut seen, mut byte) = (String::new(), [0]);
+    while seen.lines().count() < 5 && stdout.read(&mut byte).unwrap() == 1 {
+        seen.push(char::from(byte[0]));
+    }
+    let pid = rustix::process::Pid::from_raw(child.id() as i32).unwrap();
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    stdout.read_to_string(&mut seen).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(4), "{seen}");
+    let bytes = std::fs::read(out.join("report.json")).unwrap();
+    let report: LayersReport = serde_json::from_slice(&bytes).unwrap();
+    assert_eq!(report.exit_code, 4);
+    assert!(!report.rows.is_empty() && !report.outstanding.is_empty());
+    assert_eq!(report.rows.len() + report.outstanding.len(), 15);
+    assert!(report.rows.iter().all(|row| row.verdict == Verdict::Pass));
+    assert!(
+        seen.contains("INCOMPLETE") && seen.contains("interrupted before"),
+        "{seen}"
+    );
+}
+
+/// A layer of which a shard is absent is NOT RUN, and the others are proved all the same.
+#[test]
+fn a_partial_checkpoint_is_proved_as_far_as_it_goes() {
+    let folder = tempfile::tempdir().unwrap();
+    let model = folder.path().join("model");
+    expect(
+        &[
+            "synth",
+            text(&model),
+            "--shape",
+            "kernel",
+            "--experts",
+            "8",
+            "--probe",
+            "0",
+        ],
+        0,
+    );
+    std::fs::remove_file(model.join("model-00003-of-000006.safetensors")).unwrap();
+    let run = report(&["layers", "1..3", "--model", text(&model)], 4);
+    let verdicts: Vec<Verdict> = run.rows.iter().map(|row| row.verdict).collect();
+    assert_eq!(verdicts, [Verdict::Pass, Verdict::NotRun, Verdict::Pass]);
+    // Alone, what is there is a whole question.
+    assert_eq!(
+        report(&["layers", "1,3", "--model", text(&model)], 0)
+            .rows
+            .len(),
+        2
+    );
+    // A chain cannot pass over a gap.
+    let chain = [
+        "layers",
+        "3",
+        "--model",
+        text(&model),
+        "--input",
+        "chain",
+        "--ids",
+        "1,2,3",
+    ];
+    let run = report(&chain, 4);
+    assert!(
+        run.rows[0]
+            .problem
+            .as_ref()
+            .unwrap()
+            .contains("stops before layer 2")
+    );
+}

@@ -1,0 +1,322 @@
+//! `check`: whether a checkpoint is whole and undamaged.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use clap::Args;
+
+use super::model_dir::{model_dir, read_config};
+use super::output::{self, CommandError, OutputArgs};
+use crate::audit::digests::{self, DigestError};
+use crate::audit::folder::{self, Files};
+use crate::audit::{Finding, Findings, census, cross_read, values};
+use crate::checkpoint::store::Note;
+use crate::checkpoint::{Checkpoint, ModelShape};
+use crate::config::RawConfig;
+use crate::exit::Exit;
+use crate::gates::outcome::Verdict;
+use crate::host::provenance::{Provenance, default_threads};
+use crate::reference::Reader;
+use crate::report::check::{CheckReport, CheckRow, SCHEMA};
+
+/// Whether a checkpoint is whole and undamaged.
+///
+/// Looks at every file by itself (Git LFS pointers, web pages, unfinished downloads, files cut
+/// short), at shard sizes against the 96 published ones, at the index against the headers, at
+/// every tensor the config implies, and at every stored value (scale byte 255, weights that are
+/// not finite, experts of zeros, padding of A_log). Damage exits 1; what is absent, alone, exits
+/// 4; a folder or config that cannot be read exits 3.
+#[derive(Debug, Args)]
+pub struct CheckArgs {
+    /// Checkpoint folder [default: K3_MODEL]
+    #[arg(value_name = "MODEL")]
+    model: Option<PathBuf>,
+    /// The engine's reader and the reference's must agree on dtype, shape, shard, offset, length
+    /// and the first and last bits of every tensor
+    #[arg(long)]
+    cross_read: bool,
+    /// Compare whole files with a list in the format of sha256sum
+    #[arg(long, value_name = "FILE")]
+    sha256: Option<PathBuf>,
+    /// Do not read the values, only files, headers and index
+    #[arg(long)]
+    headers_only: bool,
+    /// Worker threads (at most 1024)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// Runs the command.
+///
+/// # Errors
+///
+/// No folder (2); an unreadable folder, config or list of digests (3).
+pub fn run(args: &CheckArgs) -> Result<Exit, CommandError> {
+    let start = Instant::now();
+    let threads = args.threads.map_or_else(default_threads, usize::from);
+    let folder = model_dir(args.model.as_deref())?;
+    output::check_writable(&args.output)?;
+    let digests = args.sha256.as_deref().map(digests::read_list).transpose();
+    let digests = digests.map_err(digest_error)?;
+    let config = read_config(&folder)?;
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
+    let pool = pool.map_err(|error| CommandError::new(error, Exit::BadInput))?;
+    let mut checks = Checks {
+        args,
+        folder: &folder,
+        config: &config,
+        rows: Vec::new(),
+        notes: Vec::new(),
+    };
+    pool.install(|| checks.run(digests.as_deref()))?;
+    let exit = checks.rows.iter().fold(Exit::Conforms, |exit, row| {
+        exit.and(match row.verdict {
+            Verdict::Fail => Exit::Disagrees,
+            Verdict::NotRun => Exit::Incomplete,
+            _ => Exit::Conforms,
+        })
+    });
+    let report = CheckReport {
+        schema: SCHEMA,
+        exit_code: exit.code(),
+        checks: checks.rows,
+        notes: checks.notes,
+        provenance: Provenance::since(start, threads, vec![folder.display().to_string()]),
+    };
+    output::deliver(&args.output, &report, &report.text())?;
+    Ok(exit)
+}
+
+fn digest_error(error: DigestError) -> CommandError {
+    CommandError::new(error, Exit::BadInput).hint("sha256sum FILE... writes such a list")
+}
+
+struct Checks<'a> {
+    args: &'a CheckArgs,
+    folder: &'a std::path::Path,
+    config: &'a RawConfig,
+    rows: Vec<CheckRow>,
+    notes: Vec<String>,
+}
+
+const FILES: [&str; 2] = ["files", "every file is what its name says, and whole"];
+const SIZES: [&str; 2] = ["sizes", "every shard has its published size"];
+const INDEX: [&str; 2] = ["index", "index and headers agree"];
+const BIND: [&str; 2] = [
+    "bind",
+    "every tensor the config implies is there, as implied",
+];
+const CROSS_READ: [&str; 2] = ["cross-read", "two readers agree on every tensor"];
+const VALUES: [&str; 2] = [
+    "values",
+    "no NaN scale, no weight that is not finite, no zero expert",
+];
+const SHA256: [&str; 2] = ["sha256", "every listed file has its digest"];
+
+impl Checks<'_> {
+    fn run(&mut self, digests: Option<&[digests::Entry]>) -> Result<(), CommandError> {
+        let files = folder::look(self.folder).map_err(|error| {
+            let error = anyhow::anyhow!("{}: cannot be listed: {error}", self.folder.display());
+            CommandError::new(error, Exit::BadInput)
+        })?;
+        let detail = format!("{} shards opened", files.shards.len());
+        self.judged(FILES, detail, files.findings.clone(), Vec::new());
+        self.sizes(&files);
+        match Checkpoint::open_partial(self.folder) {
+            Ok(checkpoint) => self.opened(&checkpoint)?,
+            Err(error) => self.not_opened(&files, &error.to_string()),
+        }
+        match digests {
+            None => self.row(SHA256, Verdict::NotSelected, "no --sha256 FILE"),
+            Some(entries) => {
+                let bar = output::progress(0, "bytes hashed");
+                let compared = digests::compare(self.folder, entries, &|bytes| bar.inc(bytes));
+                bar.finish_and_clear();
+                let (findings, absent) = compared.map_err(digest_error)?;
+                let hashed = entries.len() - absent.len();
+                self.judged(SHA256, format!("{hashed} files hashed"), findings, absent);
+            }
+        }
+        Ok(())
+    }
+
+    fn row(&mut self, [id, what]: [&'static str; 2], verdict: Verdict, detail: &str) {
+        self.rows.push(CheckRow {
+            id,
+            what,
+            verdict,
+            detail: detail.to_owned(),
+            findings: Findings::default(),
+            absent: Vec::new(),
+        });
+    }
+
+    /// FAIL with findings, NOT RUN where something is absent, PASS otherwise.
+    fn judged(
+        &mut self,
+        [id, what]: [&'static str; 2],
+        detail: String,
+        findings: Findings,
+        absent: Vec<String>,
+    ) {
+        let verdict = match (findings.is_empty(), absent.is_empty()) {
+            (false, _) => Verdict::Fail,
+            (true, false) => Verdict::NotRun,
+            (true, true) => Verdict::Pass,
+        };
+        let detail = match (findings.count, absent.len()) {
+            (0, 0) => detail,
+            (wrong, 0) => format!("{detail}, {wrong} wrong"),
+            (0, gone) => format!("{detail}, {gone} absent"),
+            (wrong, gone) => format!("{detail}, {wrong} wrong, {gone} absent"),
+        };
+        self.rows.push(CheckRow {
+            id,
+            what,
+            verdict,
+            detail,
+            findings,
+            absent,
+        });
+    }
+
+    fn sizes(&mut self, files: &Files) {
+        if !folder::is_released(self.config) {
+            let detail = "the config is not the release's, whose 96 sizes are published";
+            return self.row(SIZES, Verdict::NotApplicable, detail);
+        }
+        match folder::published() {
+            Ok(published) => {
+                let (findings, absent) = folder::compare_sizes(files, &published);
+                let detail = format!("{} published sizes", published.len());
+                self.judged(SIZES, detail, findings, absent);
+            }
+            Err(error) => self.row(SIZES, Verdict::NotRun, &error.to_string()),
+        }
+    }
+
+    /// The damage is in the first row where a shard is to blame; else the index is.
+    fn not_opened(&mut self, files: &Files, error: &str) {
+        if files.findings.is_empty() {
+            let mut findings = Findings::default();
+            findings.push(Finding {
+                file: ".".to_owned(),
+                tensor: None,
+                what: error.to_owned(),
+            });
+            self.judged(INDEX, "not opened".to_owned(), findings, Vec::new());
+        } else {
+            self.row(INDEX, Verdict::NotRun, error);
+        }
+        for check in [BIND, CROSS_READ, VALUES] {
+            let selected = match check[0] {
+                "cross-read" => self.args.cross_read,
+                "values" => !self.args.headers_only,
+                _ => true,
+            };
+            let verdict = if selected {
+                Verdict::NotRun
+            } else {
+                Verdict::NotSelected
+            };
+            self.row(check, verdict, "the checkpoint cannot be opened");
+        }
+    }
+
+    fn opened(&mut self, checkpoint: &Checkpoint) -> Result<(), CommandError> {
+        let mut findings = Findings::default();
+        for note in checkpoint.notes() {
+            match note {
+                Note::TotalSizeDiffers { .. } => findings.push(Finding {
+                    file: "model.safetensors.index.json".to_owned(),
+                    tensor: None,
+                    what: note.to_string(),
+                }),
+                _ => self.notes.push(note.to_string()),
+            }
+        }
+        let detail = match checkpoint.has_index() {
+            true => format!("{} tensors", checkpoint.len()),
+            false => format!("no index file; {} tensors by the headers", checkpoint.len()),
+        };
+        let missing = checkpoint.missing_shards().to_vec();
+        self.judged(INDEX, detail, findings, missing);
+        self.bind(checkpoint)?;
+        if self.args.cross_read {
+            self.cross_read(checkpoint);
+        } else {
+            self.row(CROSS_READ, Verdict::NotSelected, "no --cross-read");
+        }
+        if self.args.headers_only {
+            self.row(VALUES, Verdict::NotSelected, "--headers-only");
+            return Ok(());
+        }
+        let bar = output::progress(checkpoint.tensor_bytes(), "bytes read");
+        let heads = self.config.kda_num_heads;
+        let found = values::check_values(checkpoint, heads, &|bytes| bar.inc(bytes));
+        bar.finish_and_clear();
+        let findings = found.map_err(|error| CommandError::new(error, Exit::BadInput))?;
+        let detail = format!("{} bytes read", checkpoint.tensor_bytes());
+        self.judged(VALUES, detail, findings, Vec::new());
+        Ok(())
+    }
+
+    fn bind(&mut self, checkpoint: &Checkpoint) -> Result<(), CommandError> {
+        let shape = ModelShape::derive(self.config);
+        let shape = shape.map_err(|error| CommandError::new(error, Exit::BadInput))?;
+        let census = census::census(checkpoint, &shape);
+        let mut absent = Vec::new();
+        for row in census
+            .layers
+            .iter()
+            .filter(|row| row.tensors < row.expected)
+        {
+            let gone = row.expected - row.tensors;
+            absent.push(format!(
+                "layer {}: {gone} of {} tensors",
+                row.layer, row.expected
+            ));
+        }
+        absent.extend(census.absent_outside_layers.iter().cloned());
+        let mut findings = census.problems;
+        if checkpoint.missing_shards().is_empty() {
+            // Nothing is left that could hold them: they are lost, not elsewhere.
+            for what in absent.drain(..) {
+                findings.push(Finding {
+                    file: ".".to_owned(),
+                    tensor: None,
+                    what: format!("missing: {what}"),
+                });
+            }
+        }
+        let there = census.layers.iter().map(|row| row.tensors).sum::<u64>();
+        self.judged(
+            BIND,
+            format!("{there} tensors of layers bound"),
+            findings,
+            absent,
+        );
+        Ok(())
+    }
+
+    fn cross_read(&mut self, checkpoint: &Checkpoint) {
+        match Reader::open(self.folder) {
+            Ok(reader) => {
+                let findings = cross_read::cross_read(checkpoint, &reader);
+                let detail = format!("{} tensors compared", checkpoint.len());
+                self.judged(CROSS_READ, detail, findings, Vec::new());
+            }
+            Err(error) => {
+                let mut findings = Findings::default();
+                findings.push(Finding {
+                    file: ".".to_owned(),
+                    tensor: None,
+                    what: format!("the reference's reader refuses it: {error}"),
+                });
+                self.judged(CROSS_READ, "not opened".to_owned(), findings, Vec::new());
+            }
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! `inspect`: what a checkpoint holds, whole or in part.
+
+use std::path::PathBuf;
+use std::time::Instant;
+
+use anyhow::Context as _;
+use clap::Args;
+
+use super::model_dir::{model_dir, open_partial, read_config};
+use super::output::{self, CommandError, OutputArgs};
+use crate::audit::statistics::statistics;
+use crate::audit::{Findings, census, end_ids};
+use crate::checkpoint::ModelShape;
+use crate::exit::Exit;
+use crate::gates::glob::Glob;
+use crate::host::provenance::{Provenance, default_threads};
+use crate::report::inspect::{InspectReport, SCHEMA, Sizes};
+
+/// What a checkpoint holds: census by class and dtype, layer map, counts, end ids.
+///
+/// A checkpoint of which some shards are missing is inspected as far as it goes; the report says
+/// what is absent and the exit code stays 0. Tensors of another dtype, shape or name than the
+/// config implies exit 1; a --tensor pattern that fits nothing exits 4.
+#[derive(Debug, Args)]
+pub struct InspectArgs {
+    /// Checkpoint folder [default: K3_MODEL]
+    #[arg(value_name = "MODEL")]
+    model: Option<PathBuf>,
+    /// Read the tensors that fit and print min, max, mean, rms, NaN, share of zeros, distinct
+    /// scale bytes (repeatable); * and ? are wild
+    #[arg(long, value_name = "GLOB")]
+    tensor: Vec<String>,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// Runs the command.
+///
+/// # Errors
+///
+/// No folder (2), no readable config or checkpoint (3).
+pub fn run(args: &InspectArgs) -> Result<Exit, CommandError> {
+    let start = Instant::now();
+    let folder = model_dir(args.model.as_deref())?;
+    output::check_writable(&args.output)?;
+    let config = read_config(&folder)?;
+    let refused = |error| CommandError::new(anyhow::Error::new(error), Exit::BadInput);
+    let shape = ModelShape::derive(&config).map_err(refused)?;
+    let checkpoint = open_partial(&folder)?;
+    let mut census = census::census(&checkpoint, &shape);
+    let mut file_problems = Findings::default();
+    let end_ids = end_ids::end_ids(&folder, &config, &mut file_problems);
+    census.problems.append(file_problems);
+
+    let globs: Vec<Glob> = args.tensor.iter().map(|glob| Glob::new(glob)).collect();
+    let mut tensors = Vec::new();
+    for info in checkpoint.tensors() {
+        if globs.iter().any(|glob| glob.matches(info.name)) {
+            let read = statistics(&checkpoint, &info).with_context(|| info.name.to_owned());
+            tensors.push(read.map_err(|error| CommandError::new(error, Exit::BadInput))?);
+        }
+    }
+    let nothing_selected = !args.tensor.is_empty() && tensors.is_empty();
+    let mut exit = Exit::Conforms;
+    if !census.problems.is_empty() {
+        exit = exit.and(Exit::Disagrees);
+    }
+    if nothing_selected {
+        exit = exit.and(Exit::Incomplete);
+    }
+    let report = InspectReport {
+        schema: SCHEMA,
+        exit_code: exit.code(),
+        sizes: Sizes::of(&config, &shape),
+        shards: checkpoint.shards().len(),
+        missing_shards: checkpoint.missing_shards().to_vec(),
+        has_index: checkpoint.has_index(),
+        notes: checkpoint.notes().iter().map(ToString::to_string).collect(),
+        index_held_bytes: checkpoint.held_bytes(),
+        census,
+        end_ids,
+        tensor_globs: args.tensor.clone(),
+        statistics: tensors,
+        provenance: Provenance::since(start, default_threads(), vec![folder.display().to_string()]),
+    };
+    output::deliver(&args.output, &report, &report.text())?;
+    Ok(exit)
+}

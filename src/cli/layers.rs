@@ -1,0 +1,537 @@
+//! `layers`: engine (or a foreign dump) against the f64 reference, layer by layer.
+
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::time::Instant;
+
+use clap::Args;
+
+use super::model_dir::{model_dir, open_partial, read_config};
+use super::output::{self, CommandError, Format, OutputArgs};
+use crate::checkpoint::{Checkpoint, ModelShape};
+use crate::config::{MLA_NORM_EPS, RawConfig};
+use crate::exit::Exit;
+use crate::gates::glob::Glob;
+use crate::host::interrupt::Interrupt;
+use crate::host::provenance::default_threads;
+use crate::kernels::path::KernelPath;
+use crate::layers::journal::{self, Header, Journal, JournalError};
+use crate::layers::judge::Judge;
+use crate::layers::parts::places;
+use crate::layers::range::LayerRange;
+use crate::layers::run::{Chain, Input, Run, RunError, Step, Subject, steps};
+use crate::layers::sources::sources;
+use crate::layers::subject::{DumpSubject, EngineSubject};
+use crate::model::{Contract, EngineOptions};
+use crate::reference::Reader;
+use crate::reference::local::Arithmetic;
+use crate::report::layers::{
+    LayerRow, LayersProvenance, LayersReport, Part, Question, SCHEMA, row_name,
+};
+
+/// Engine (or a foreign dump) against the f64 reference, layer by layer, on a real or partial
+/// checkpoint.
+///
+/// RANGE is 0..92 (BOTH ends included: all 93 layers), 7, 0,3,91..92, or all; a reversed range, a
+/// layer twice and a layer the model does not have exit 2. `all` judges the embedding (of chained
+/// input) and the closing stages too. Each layer is fed a prefill and then single tokens on the
+/// carried state. The verdict is local: each stage recomputed in f64 from the subject's own inputs
+/// to it; beside it stands the chained comparison from the layer's input. Ctrl-C ends the run
+/// after the layer at work, with a valid report of what there is and exit code 4.
+#[derive(Debug, Args)]
+pub struct LayersArgs {
+    /// Layers, both ends included
+    #[arg(value_name = "RANGE")]
+    range: LayerRange,
+    /// Checkpoint folder, whole or in part [default: K3_MODEL]
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
+    /// What the layers are fed: synthetic (drawn from --seed), chain (real activations, from
+    /// --ids), or a dump of stages in safetensors
+    #[arg(long, value_name = "synthetic|chain|FILE", default_value = "synthetic")]
+    input: String,
+    /// Ids of the chain
+    #[arg(
+        long,
+        value_name = "1,2,3",
+        value_delimiter = ',',
+        allow_hyphen_values = true
+    )]
+    ids: Vec<u32>,
+    /// Seed of synthetic input
+    #[arg(long, value_name = "N", default_value_t = 1)]
+    seed: u64,
+    /// Tokens of the prefill; of chained input the ids but --singles
+    #[arg(long, value_name = "N", default_value_t = 8,
+        value_parser = clap::value_parser!(u16).range(1..=4096))]
+    prefill: u16,
+    /// Single tokens after it
+    #[arg(long, value_name = "N", default_value_t = 2,
+        value_parser = clap::value_parser!(u16).range(0..=256))]
+    singles: u16,
+    /// Judge this dump of another engine instead of ours
+    #[arg(long, value_name = "FILE")]
+    engine_dump: Option<PathBuf>,
+    /// Let the reference read another copy
+    #[arg(long, value_name = "DIR")]
+    reference_model: Option<PathBuf>,
+    /// Only the stages that fit, such as kda.*
+    #[arg(long, value_name = "GLOB")]
+    stages: Option<String>,
+    /// Only part i of N of the range; merge joins the reports
+    #[arg(long, value_name = "i/N")]
+    part: Option<Part>,
+    /// Go on with the run whose journal lies in --out
+    #[arg(long, requires = "out")]
+    resume: bool,
+    /// Epsilon of the two low-rank norms in MLA, on both sides
+    #[arg(long, value_name = "X", default_value_t = MLA_NORM_EPS, value_parser = parse_epsilon)]
+    mla_norm_eps: f64,
+    /// Worker threads (at most 1024)
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
+    threads: Option<u16>,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// A positive, finite number.
+fn parse_epsilon(text: &str) -> Result<f64, String> {
+    match text.parse::<f64>() {
+        Ok(value) if value.is_finite() && value > 0.0 => Ok(value),
+        _ => Err("expected a positive, finite number".to_owned()),
+    }
+}
+
+fn usage(text: String) -> CommandError {
+    CommandError::new(anyhow::anyhow!(text), Exit::Usage)
+}
+
+fn bad_input(error: impl Into<anyhow::Error>) -> CommandError {
+    CommandError::new(error, Exit::BadInput)
+}
+
+/// Runs the command.
+///
+/// # Errors
+///
+/// [`CommandError`] when there can be no verdict.
+pub fn run(args: &LayersArgs) -> Result<Exit, CommandError> {
+    let plan = Plan::check(args)?;
+    output::check_writable(&args.output)?;
+    let pool = rayon::ThreadPoolBuilder::new()
+        .num_threads(plan.threads)
+        .build()
+        .map_err(bad_input)?;
+    pool.install(|| execute(args, plan))
+}
+
+/// What was typed, checked against the model.
+struct Plan {
+    start: Instant,
+    threads: usize,
+    folder: PathBuf,
+    config: RawConfig,
+    shape: ModelShape,
+    checkpoint: Arc<Checkpoint>,
+    /// Of the whole run.
+    layers: Vec<usize>,
+    /// Of this part.
+    selected: Vec<usize>,
+    whole_model: bool,
+    calls: Vec<usize>,
+    dump: Option<DumpSubject>,
+    dump_digest: Option<String>,
+}
+
+impl Plan {
+    fn check(args: &LayersArgs) -> Result<Self, CommandError> {
+        let start = Instant::now();
+        let threads = args.threads.map_or_else(default_threads, usize::from);
+        let is_chain = args.input == "chain";
+        if is_chain == args.ids.is_empty() {
+            let text = if is_chain {
+                "--input chain needs --ids"
+            } else {
+                "--ids belong to --input chain"
+            };
+            return Err(usage(text.to_owned()));
+        }
+        let is_file = !is_chain && args.input != "synthetic";
+        if args.engine_dump.is_some() && (is_file || is_chain) {
+            let text = "a judged dump is its own input: --engine-dump stands without --input";
+            return Err(usage(text.to_owned()));
+        }
+        let folder = model_dir(args.model.as_deref())?;
+        let config = read_config(&folder)?;
+        let layers = args.range.resolve(config.num_hidden_layers);
+        let layers = layers.map_err(|error| CommandError::new(error, Exit::Usage))?;
+        let vocabulary = config.vocab_size;
+        if let Some(id) = args.ids.iter().find(|id| **id as usize >= vocabulary) {
+            return Err(usage(format!(
+                "--ids: {id} is not below the vocabulary of {vocabulary}"
+            )));
+        }
+        let shape = ModelShape::derive(&config).map_err(bad_input)?;
+        let selected = match args.part {
+            None => layers.clone(),
+            Some(part) => layers[places(layers.len(), part)].to_vec(),
+        };
+        let path = match (&args.engine_dump, is_file) {
+            (Some(path), _) => Some(path.clone()),
+            (None, true) => Some(PathBuf::from(&args.input)),
+            (None, false) => None,
+        };
+        let dump = path
+            .as_deref()
+            .map(DumpSubject::read)
+            .transpose()
+            .map_err(bad_input)?;
+        let dump_digest = path.as_deref().map(digest).transpose()?;
+        let calls = calls(args, dump.as_ref(), is_chain)?;
+        Ok(Self {
+            start,
+            threads,
+            checkpoint: Arc::new(open_partial(&folder)?),
+            whole_model: layers.len() == config.num_hidden_layers,
+            folder,
+            config,
+            shape,
+            layers,
+            selected,
+            calls,
+            dump,
+            dump_digest,
+        })
+    }
+
+    fn question(&self, args: &LayersArgs) -> Question {
+        let is_foreign = args.engine_dump.is_some();
+        let arithmetic = match (&self.dump, is_foreign) {
+            (Some(dump), true) => dump.arithmetic,
+            _ => Arithmetic::F64Sums,
+        };
+        Question {
+            program: env!("CARGO_PKG_VERSION").to_owned(),
+            range: args.range.to_string(),
+            layers: self.layers.clone(),
+            model_layers: self.shape.layers.len(),
+            whole_model: self.whole_model,
+            input: match (&self.dump, args.ids.is_empty()) {
+                (Some(_), _) => "dump",
+                (None, false) => "chain",
+                (None, true) => "synthetic",
+            }
+            .to_owned(),
+            seed: (self.dump.is_none() && args.ids.is_empty()).then_some(args.seed),
+            ids: args.ids.clone(),
+            dump: self.dump_digest.clone(),
+            calls: self.calls.clone(),
+            mla_norm_eps: args.mla_norm_eps,
+            subject: if is_foreign { "engine dump" } else { "engine" }.to_owned(),
+            arithmetic: match arithmetic {
+                Arithmetic::F64Sums => "f32 with sums in f64",
+                Arithmetic::F32Sums => "f32",
+                Arithmetic::F64 => "f64",
+            }
+            .to_owned(),
+            stages: args.stages.clone(),
+            reference_copy: args.reference_model.is_some(),
+        }
+    }
+}
+
+fn digest(path: &Path) -> Result<String, CommandError> {
+    use sha2::{Digest as _, Sha256};
+    let bytes = std::fs::read(path)
+        .map_err(|error| bad_input(anyhow::anyhow!("{}: {error}", path.display())))?;
+    let digest = Sha256::digest(&bytes);
+    Ok(digest.iter().map(|byte| format!("{byte:02x}")).collect())
+}
+
+/// Tokens of each call.
+fn calls(
+    args: &LayersArgs,
+    dump: Option<&DumpSubject>,
+    is_chain: bool,
+) -> Result<Vec<usize>, CommandError> {
+    let singles = usize::from(args.singles);
+    let rows = match (dump, is_chain) {
+        (Some(dump), _) => dump.rows,
+        (None, true) => args.ids.len(),
+        (None, false) => usize::from(args.prefill) + singles,
+    };
+    if rows == 0 {
+        let error = anyhow::anyhow!("the dump holds no token");
+        return Err(CommandError::new(error, Exit::BadInput));
+    }
+    let prefill = rows.saturating_sub(singles).max(1);
+    let mut calls = vec![prefill];
+    calls.extend(std::iter::repeat_n(1, rows - prefill));
+    Ok(calls)
+}
+
+fn execute(args: &LayersArgs, mut plan: Plan) -> Result<Exit, CommandError> {
+    let question = plan.question(args);
+    let with_model = plan.whole_model;
+    let own = sources(&plan.checkpoint, &plan.shape, &plan.selected, with_model);
+    let own = own.map_err(bad_input)?;
+    let other = match &args.reference_model {
+        None => None,
+        Some(folder) => {
+            let copy = open_partial(&model_dir(Some(folder))?)?;
+            let other = sources(&copy, &plan.shape, &plan.selected, with_model);
+            Some(other.map_err(bad_input)?)
+        }
+    };
+    let header = Header {
+        question,
+        sources: own,
+        reference_sources: other,
+        part: args.part,
+    };
+    let (mut journal, done) = open_journal(args, &header)?;
+    let mut report = empty_report(&plan, &header, done.len());
+    let dump = plan.dump.take();
+    let mut run = prepare(args, &plan, dump)?;
+    if let (Input::Chain { chain, .. }, Some(folder), true) =
+        (&mut run.input, &args.output.out, args.resume)
+    {
+        let found = journal::read_chain(folder).map_err(journal_error)?;
+        *chain = found.unwrap_or_default();
+    }
+    let interrupt = Interrupt::listen().map_err(bad_input)?;
+    let mut live = Live::new(args.output.format);
+    live.print(&report.head())?;
+    let parts = [plan.whole_model, plan.dump_digest.is_none()];
+    let all = steps(&plan.selected, plan.shape.layers.len(), parts);
+    let mut failure = None;
+    for step in all {
+        let name = step.name();
+        if let Some(entry) = done.iter().find(|entry| row_name(&entry.row) == name) {
+            live.row(&entry.row)?;
+            report.provenance.row_seconds.insert(name, entry.seconds);
+            report.rows.push(entry.row.clone());
+            continue;
+        }
+        if failure.is_some() || interrupt.is_set() {
+            report.outstanding.push(name);
+            continue;
+        }
+        let start = Instant::now();
+        match run.step(step) {
+            Ok(row) => {
+                let seconds = start.elapsed().as_secs_f64();
+                live.row(&row)?;
+                keep(args, &mut journal, &run.input, (&row, seconds), step)?;
+                report.provenance.row_seconds.insert(name, seconds);
+                report.rows.push(row);
+            }
+            Err(error) => {
+                failure = Some(error);
+                report.outstanding.push(name);
+            }
+        }
+    }
+    report.conclude();
+    report.provenance.seconds = plan.start.elapsed().as_secs_f64();
+    finish(args, &report, &mut live, failure)
+}
+
+/// The report before its first row.
+fn empty_report(plan: &Plan, header: &Header, resumed_rows: usize) -> LayersReport {
+    LayersReport {
+        schema: SCHEMA.to_owned(),
+        exit_code: 0,
+        question: header.question.clone(),
+        sources: header.sources.clone(),
+        reference_sources: header.reference_sources.clone(),
+        part: header.part,
+        selected: plan.selected.clone(),
+        rows: Vec::new(),
+        outstanding: Vec::new(),
+        worst: None,
+        first_divergence: None,
+        provenance: LayersProvenance {
+            platform: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
+            threads: plan.threads,
+            kernel_path: KernelPath::detect().name().to_owned(),
+            resumed_rows,
+            inputs: vec![plan.folder.display().to_string()],
+            ..LayersProvenance::default()
+        },
+    }
+}
+
+fn prepare<'p>(
+    args: &LayersArgs,
+    plan: &'p Plan,
+    dump: Option<DumpSubject>,
+) -> Result<Run<'p, Contract>, CommandError> {
+    let reference = args.reference_model.as_deref().unwrap_or(&plan.folder);
+    let reader = Arc::new(Reader::open(reference).map_err(bad_input)?);
+    let rows = plan.calls.iter().sum();
+    let (subject, input, arithmetic) = match (dump, args.engine_dump.is_some()) {
+        (Some(dump), true) => {
+            let (arithmetic, seed) = (dump.arithmetic, args.seed);
+            let subject = Subject::Dump(Box::new(dump));
+            (subject, Input::Synthetic { seed, rows }, arithmetic)
+        }
+        (dump, _) => {
+            let options = EngineOptions {
+                threads: plan.threads,
+                chunk_tokens: plan.calls.iter().copied().max().unwrap_or(1),
+                mla_norm_eps: args.mla_norm_eps,
+            };
+            let checkpoint = Arc::clone(&plan.checkpoint);
+            let operations = Arc::new(Contract::default());
+            let engine = EngineSubject::new(operations, &plan.config, checkpoint, options);
+            let engine = Subject::Engine(Box::new(engine.map_err(bad_input)?));
+            let input = match (dump, args.ids.is_empty()) {
+                (Some(dump), _) => Input::Dump(dump),
+                (None, false) => Input::Chain {
+                    ids: args.ids.clone(),
+                    chain: Chain::default(),
+                },
+                (None, true) => Input::Synthetic {
+                    seed: args.seed,
+                    rows,
+                },
+            };
+            (engine, input, Arithmetic::F64Sums)
+        }
+    };
+    Ok(Run {
+        judge: Judge {
+            config: &plan.config,
+            mla_norm_eps: args.mla_norm_eps,
+            arithmetic,
+            stages: args.stages.as_deref().map(Glob::new),
+        },
+        shape: &plan.shape,
+        checkpoint: Arc::clone(&plan.checkpoint),
+        reader,
+        subject,
+        input,
+        calls: plan.calls.clone(),
+    })
+}
+
+fn open_journal(
+    args: &LayersArgs,
+    header: &Header,
+) -> Result<(Option<Journal>, Vec<journal::Entry>), CommandError> {
+    let Some(folder) = &args.output.out else {
+        return Ok((None, Vec::new()));
+    };
+    if args.resume && folder.join(journal::JOURNAL).exists() {
+        let (journal, done) = Journal::resume(folder, header).map_err(journal_error)?;
+        return Ok((Some(journal), done));
+    }
+    let journal = Journal::begin(folder, header).map_err(journal_error)?;
+    Ok((Some(journal), Vec::new()))
+}
+
+fn journal_error(error: JournalError) -> CommandError {
+    let exit = match &error {
+        JournalError::OtherRun { .. } => Exit::Usage,
+        _ => Exit::BadInput,
+    };
+    CommandError::new(error, exit).hint("another --out, or the same command without --resume")
+}
+
+/// The chain first: a row in the journal has its chain beside it.
+fn keep(
+    args: &LayersArgs,
+    journal: &mut Option<Journal>,
+    input: &Input,
+    (row, seconds): (&LayerRow, f64),
+    step: Step,
+) -> Result<(), CommandError> {
+    let (Some(journal), Some(folder)) = (journal, &args.output.out) else {
+        return Ok(());
+    };
+    if let (Input::Chain { chain, .. }, Step::Layer(_)) = (input, step) {
+        journal::write_chain(folder, chain).map_err(journal_error)?;
+    }
+    journal.add(row, seconds).map_err(journal_error)
+}
+
+/// Text goes out while the run goes on.
+struct Live {
+    is_text: bool,
+}
+
+impl Live {
+    fn new(format: Format) -> Self {
+        let is_text = format == Format::Text;
+        Self { is_text }
+    }
+
+    fn print(&mut self, text: &str) -> Result<(), CommandError> {
+        if !self.is_text {
+            return Ok(());
+        }
+        let mut stdout = std::io::stdout().lock();
+        let written = stdout
+            .write_all(text.as_bytes())
+            .and_then(|()| stdout.flush());
+        output::quiet_pipe(written)
+    }
+
+    fn row(&mut self, row: &LayerRow) -> Result<(), CommandError> {
+        self.print(&format!("{}\n", LayersReport::line(row)))
+    }
+}
+
+fn finish(
+    args: &LayersArgs,
+    report: &LayersReport,
+    live: &mut Live,
+    failure: Option<RunError>,
+) -> Result<Exit, CommandError> {
+    live.print(&report.tail())?;
+    deliver(&args.output, report, live.is_text)?;
+    match failure {
+        None => Ok(exit_of(report)),
+        Some(error) => Err(bad_input(error).hint("k3-verify check looks for damage")),
+    }
+}
+
+/// The exit code of a report.
+pub(super) fn exit_of(report: &LayersReport) -> Exit {
+    match report.exit_code {
+        0 => Exit::Conforms,
+        1 => Exit::Disagrees,
+        _ => Exit::Incomplete,
+    }
+}
+
+/// Writes report, plot and page; prints what has not been printed.
+pub(super) fn deliver(
+    args: &OutputArgs,
+    report: &LayersReport,
+    is_printed: bool,
+) -> Result<(), CommandError> {
+    let text = report.text();
+    let encoded = crate::report::json::to_text(report).map_err(bad_input)?;
+    if !is_printed {
+        let shown = match args.format {
+            Format::Text => &text,
+            Format::Json => &encoded,
+        };
+        let mut stdout = std::io::stdout().lock();
+        let written = stdout
+            .write_all(shown.as_bytes())
+            .and_then(|()| stdout.flush());
+        output::quiet_pipe(written)?;
+    }
+    let Some(folder) = &args.out else {
+        return Ok(());
+    };
+    output::write_whole(&folder.join("report.json"), encoded.as_bytes())?;
+    output::write_whole(&folder.join("report.txt"), text.as_bytes())?;
+    let heat = report.heat_map().map_err(bad_input)?;
+    output::write_whole(&folder.join("layers.svg"), heat.as_bytes())?;
+    output::write_whole(&folder.join("report.html"), report.page(&heat).as_bytes())
+}

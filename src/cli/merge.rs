@@ -1,0 +1,67 @@
+//! `merge`: joins the reports of the parts of a `layers --part i/N` run.
+
+use std::path::{Path, PathBuf};
+
+use clap::Args;
+
+use super::layers::{deliver, exit_of};
+use super::output::{self, CommandError, OutputArgs};
+use crate::exit::Exit;
+use crate::layers::parts::{MergeError, merge};
+use crate::report::layers::{LayersReport, SCHEMA};
+
+/// Joins the reports of all parts of one `layers --part i/N` run.
+///
+/// Refuses parts missing (4), a part twice, and parts of different inputs, versions or checkpoints
+/// (3). The joined report is that of the undivided run but for provenance, and so is the exit code.
+#[derive(Debug, Args)]
+pub struct MergeArgs {
+    /// Folders given to --out, or their report.json
+    #[arg(value_name = "PART", required = true)]
+    parts: Vec<PathBuf>,
+    #[command(flatten)]
+    output: OutputArgs,
+}
+
+/// Runs the command.
+///
+/// # Errors
+///
+/// A report that cannot be read, or parts that do not make up one whole.
+pub fn run(args: &MergeArgs) -> Result<Exit, CommandError> {
+    output::check_writable(&args.output)?;
+    let parts: Result<Vec<_>, _> = args.parts.iter().map(|part| read(part)).collect();
+    let report = merge(parts?).map_err(|error: MergeError| {
+        let exit = if error.is_gap() {
+            Exit::Incomplete
+        } else {
+            Exit::BadInput
+        };
+        CommandError::new(error, exit).hint("all parts 1/N to N/N of one run, each once")
+    })?;
+    deliver(&args.output, &report, false)?;
+    Ok(exit_of(&report))
+}
+
+fn read(path: &Path) -> Result<(String, LayersReport), CommandError> {
+    let file = if path.is_dir() {
+        path.join("report.json")
+    } else {
+        path.to_owned()
+    };
+    let name = file.display().to_string();
+    let refused = |what: String| {
+        CommandError::new(anyhow::anyhow!("{name}: {what}"), Exit::BadInput)
+            .hint("a part is the report.json that layers --part i/N --out DIR writes")
+    };
+    let bytes = std::fs::read(&file).map_err(|error| refused(error.to_string()))?;
+    let report: LayersReport = serde_json::from_slice(&bytes)
+        .map_err(|error| refused(format!("not a report of layers: {error}")))?;
+    if report.schema != SCHEMA {
+        return Err(refused(format!(
+            "expected schema {SCHEMA}, got {}",
+            report.schema
+        )));
+    }
+    Ok((name, report))
+}

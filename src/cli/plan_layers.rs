@@ -1,0 +1,187 @@
+//! `plan RANGE`: what a run of layers needs before anything is downloaded or run, part by part.
+
+use std::fmt::Write as _;
+use std::path::Path;
+use std::time::Instant;
+
+use clap::{Args, ValueEnum};
+use serde::Serialize;
+
+use super::model_dir::{model_dir, read_config};
+use super::output::{self, CommandError, OutputArgs};
+use crate::checkpoint::ModelShape;
+use crate::exit::Exit;
+use crate::host::provenance::{Provenance, default_threads};
+use crate::layers::range::LayerRange;
+use crate::scale_out::script::{self, Job};
+use crate::scale_out::{Files, PartPlan, plan};
+
+/// What is printed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Emit {
+    /// Part by part: layers, files, bytes, memory, time
+    List,
+    /// The URL of every file, one a line
+    Urls,
+    /// A job script
+    Script,
+}
+
+/// What the script is for.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum Scheduler {
+    /// A Slurm job array
+    Slurm,
+    /// One command a line, for GNU parallel
+    Parallel,
+}
+
+/// Options of a plan over layers.
+#[derive(Debug, Args)]
+pub struct PlanLayersArgs {
+    /// Layers, both ends included: 0..92 is all 93. The checkpoint's config and index are enough;
+    /// without a checkpoint the release is planned
+    #[arg(value_name = "RANGE", conflicts_with_all = ["trunk", "memory", "preset", "positions"])]
+    pub range: Option<LayerRange>,
+    /// Machines the layers are split over
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "range",
+        value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub parts: u16,
+    /// What to print
+    #[arg(long, value_enum, default_value_t = Emit::List, requires = "range")]
+    pub emit: Emit,
+    /// What the script is for
+    #[arg(long, value_enum, default_value_t = Scheduler::Slurm, requires = "range")]
+    pub scheduler: Scheduler,
+    /// Tokens of a layer
+    #[arg(long, value_name = "N", default_value_t = 10, requires = "range",
+        value_parser = clap::value_parser!(u16).range(1..=4096))]
+    pub tokens: u16,
+    /// Where the files are downloaded from
+    #[arg(
+        long,
+        value_name = "URL",
+        requires = "range",
+        default_value = "https://huggingface.co/moonshotai/Kimi-K3/resolve/main"
+    )]
+    pub base_url: String,
+}
+
+/// The list as JSON.
+#[derive(Debug, Serialize)]
+struct Report<'a> {
+    schema: &'static str,
+    exit_code: u8,
+    range: String,
+    model_layers: usize,
+    tokens: usize,
+    parts: &'a [PartPlan],
+    provenance: Provenance,
+}
+
+/// Weights times tokens that two cores get through in a second, both sides together. Measured on
+/// the real-width synthetic model; another machine is another number, so it is an estimate.
+const WEIGHT_TOKENS_A_SECOND: f64 = 8e8;
+
+/// Plans a run over layers.
+///
+/// # Errors
+///
+/// A range the model does not have (2), a folder that cannot be read (3).
+pub fn run(
+    args: &PlanLayersArgs,
+    range: &LayerRange,
+    model: Option<&Path>,
+    out: &OutputArgs,
+) -> Result<Exit, CommandError> {
+    let start = Instant::now();
+    output::check_writable(out)?;
+    let is_given = model.is_some() || std::env::var_os("K3_MODEL").is_some();
+    let (files, shape) = if is_given {
+        of_folder(&model_dir(model)?)?
+    } else {
+        Files::of_release().map_err(|error| CommandError::new(error, Exit::BadInput))?
+    };
+    let layers = range.resolve(shape.layers.len());
+    let layers = layers.map_err(|error| CommandError::new(error, Exit::Usage))?;
+    let count = usize::from(args.parts);
+    if count > layers.len() {
+        let layers = layers.len();
+        let error = anyhow::anyhow!("--parts {count}: more parts than the {layers} layers");
+        return Err(CommandError::new(error, Exit::Usage));
+    }
+    let tokens = usize::from(args.tokens);
+    let parts = plan(&files, &shape, &layers, count, tokens);
+    let typed = range.to_string();
+    let job = Job {
+        range: &typed,
+        base_url: args.base_url.trim_end_matches('/'),
+        parts: &parts,
+    };
+    let text = match (args.emit, args.scheduler) {
+        (Emit::List, _) => list(&typed, &shape, &parts),
+        (Emit::Urls, _) => script::urls(&job).join("\n") + "\n",
+        (Emit::Script, Scheduler::Slurm) => script::slurm(&job),
+        (Emit::Script, Scheduler::Parallel) => script::parallel(&job),
+    };
+    let report = Report {
+        schema: "k3-verify/plan-layers/1",
+        exit_code: 0,
+        range: typed.clone(),
+        model_layers: shape.layers.len(),
+        tokens,
+        parts: &parts,
+        provenance: Provenance::since(start, default_threads(), Vec::new()),
+    };
+    output::deliver(out, &report, &text)?;
+    Ok(Exit::Conforms)
+}
+
+fn of_folder(folder: &Path) -> Result<(Files, ModelShape), CommandError> {
+    let config = read_config(folder)?;
+    let shape = ModelShape::derive(&config);
+    let shape = shape.map_err(|error| CommandError::new(error, Exit::BadInput))?;
+    let files = Files::of_folder(folder, &shape);
+    let files = files.map_err(|error| CommandError::new(error, Exit::BadInput))?;
+    Ok((files, shape))
+}
+
+fn list(range: &str, shape: &ModelShape, parts: &[PartPlan]) -> String {
+    let layers: usize = parts.iter().map(|part| part.layers.len()).sum();
+    let mut text = format!(
+        "layers {range} (both ends included): {layers} of {} layers in {} parts\n\
+         part   layers        files             bytes   memory GB   about s on 2 cores\n",
+        shape.layers.len(),
+        parts.len()
+    );
+    for part in parts {
+        let ends = match (part.layers.first(), part.layers.last()) {
+            (Some(first), Some(last)) if part.layers.len() == last - first + 1 => {
+                format!("{first}..{last}")
+            }
+            _ => part
+                .layers
+                .iter()
+                .map(ToString::to_string)
+                .collect::<Vec<_>>()
+                .join(","),
+        };
+        let bytes = part
+            .bytes
+            .map_or("not known".to_owned(), |bytes| bytes.to_string());
+        let seconds = part.weight_tokens as f64 / WEIGHT_TOKENS_A_SECOND;
+        // Writing to a String cannot fail.
+        let _ = writeln!(
+            text,
+            "{:>4}   {ends:<12}  {:>5}  {bytes:>16}  {:>10.2}   {seconds:>8.0}",
+            part.index,
+            part.files.len(),
+            part.memory_bytes as f64 / 1e9
+        );
+        let _ = writeln!(text, "       {}", part.files.join(" "));
+    }
+    let files: std::collections::BTreeSet<&String> =
+        parts.iter().flat_map(|part| &part.files).collect();
+    let _ = writeln!(text, "{} different files in all", files.len());
+    text
+}

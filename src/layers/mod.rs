@@ -1,0 +1,20 @@
+//! The proof on a checkpoint: layer by layer, the engine and the f64 reference read the same bytes
+//! through separate readers and have to agree, stage by stage.
+//!
+//! [`range`] says which layers, [`input`] what they are fed, [`subject`] who is judged (our engine,
+//! or the dump of another), [`judge`] how, [`run`] in which order; [`journal`] lets a run resume,
+//! [`parts`] splits one over machines and joins its reports. Each layer is fed T tokens as a
+//! prefill and then single tokens on the carried state, from the empty state.
+//!
+//! The verdict is local: every stage recomputed from the subject's own inputs to it. Beside it
+//! stands the chained comparison: the whole layer in f64 from the layer's input, within eight times
+//! the measured floor (the same with every stored activation rounded to f32).
+
+pub mod input;
+pub mod journal;
+pub mod judge;
+pub mod parts;
+pub mod range;
+pub mod run;
+pub mod sources;
+pub mod subject;

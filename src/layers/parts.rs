@@ -1,0 +1,257 @@
+//! A run split over machines: which layers a part has, and the parts' reports joined into one.
+//!
+//! Parts are runs of neighbouring layers, as even as can be, so that a part needs few files and a
+//! chain little before it. A joined report is the report of the undivided run but for provenance;
+//! parts that do not make up one whole are refused.
+
+use std::ops::Range;
+use std::str::FromStr;
+
+use thiserror::Error;
+
+use super::sources::Sources;
+use crate::report::layers::{LayersProvenance, LayersReport, Part};
+
+/// Why parts cannot be joined.
+#[derive(Debug, Clone, PartialEq, Eq, Error)]
+pub enum MergeError {
+    /// None at all.
+    #[error("no part report was given")]
+    Nothing,
+    /// A report that is no part.
+    #[error("{file}: the report of an undivided run, not of a part")]
+    NoPart {
+        /// The file.
+        file: String,
+    },
+    /// Parts of different questions.
+    #[error("{file}: {what} differs from {first}")]
+    Differs {
+        /// The file.
+        file: String,
+        /// What: question, input, version, checkpoint.
+        what: String,
+        /// The first part's file.
+        first: String,
+    },
+    /// A part twice.
+    #[error("{file}: part {index} again, it is in {first} already")]
+    Overlap {
+        /// The file.
+        file: String,
+        /// From 1.
+        index: usize,
+        /// The other file.
+        first: String,
+    },
+    /// Rows that are not the part's.
+    #[error("{file}: part {index} of {of} should hold layers {expected:?}, it has {got:?}")]
+    OtherLayers {
+        /// The file.
+        file: String,
+        /// From 1.
+        index: usize,
+        /// How many.
+        of: usize,
+        /// By the split.
+        expected: Vec<usize>,
+        /// In the report.
+        got: Vec<usize>,
+    },
+    /// Parts missing.
+    #[error("parts missing: {} of {of}: {missing:?}", missing.len())]
+    Gap {
+        /// Their numbers.
+        missing: Vec<usize>,
+        /// How many there should be.
+        of: usize,
+    },
+}
+
+impl MergeError {
+    /// Whether only something is missing, rather than wrong.
+    #[must_use]
+    pub fn is_gap(&self) -> bool {
+        matches!(self, Self::Gap { .. })
+    }
+}
+
+impl FromStr for Part {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Self, String> {
+        let numbers = text.split_once('/').and_then(|(index, of)| {
+            let digits = |t: &str| t.bytes().all(|b| b.is_ascii_digit());
+            (digits(index) && digits(of)).then_some(())?;
+            Some((index.parse().ok()?, of.parse().ok()?))
+        });
+        match numbers {
+            Some((index, of)) if 1 <= index && index <= of => Ok(Self { index, of }),
+            _ => Err("expected i/N with i from 1 to N".to_owned()),
+        }
+    }
+}
+
+/// Places of part `part` among `count` layers: neighbouring ones, sizes at most one apart.
+#[must_use]
+pub fn places(count: usize, part: Part) -> Range<usize> {
+    (part.index - 1) * count / part.of..part.index * count / part.of
+}
+
+/// Joins reports of parts; each comes with the name of its file.
+///
+/// # Errors
+/// Every variant of [`MergeError`].
+pub fn merge(mut parts: Vec<(String, LayersReport)>) -> Result<LayersReport, MergeError> {
+    for (file, report) in &parts {
+        if report.part.is_none() {
+            return Err(MergeError::NoPart { file: file.clone() });
+        }
+    }
+    parts.sort_by_key(|(_, report)| report.part.map(|part| part.index));
+    let Some((first_file, first)) = parts.first().cloned() else {
+        return Err(MergeError::Nothing);
+    };
+    let of = first.part.map_or(0, |part| part.of);
+    let mut previous: Option<(usize, String)> = None;
+    for (file, report) in &parts {
+        let Some(part) = report.part else { continue };
+        alike(file, report, &first_file, &first)?;
+        if let Some((index, other)) = previous.filter(|(index, _)| *index == part.index) {
+            let file = file.clone();
+            let first = other;
+            return Err(MergeError::Overlap { file, index, first });
+        }
+        previous = Some((part.index, file.clone()));
+        let expected = first.question.layers[places(first.question.layers.len(), part)].to_vec();
+        if report.selected != expected {
+            return Err(MergeError::OtherLayers {
+                file: file.clone(),
+                index: part.index,
+                of,
+                expected,
+                got: report.selected.clone(),
+            });
+        }
+    }
+    let there = |index: &usize| {
+        let mut indices = parts.iter().filter_map(|(_, report)| report.part);
+        indices.any(|part| part.index == *index)
+    };
+    let missing: Vec<usize> = (1..=of).filter(|index| !there(index)).collect();
+    if !missing.is_empty() {
+        return Err(MergeError::Gap { missing, of });
+    }
+    let mut whole = first;
+    whole.part = None;
+    whole.selected.clone_from(&whole.question.layers);
+    (whole.rows, whole.outstanding) = (Vec::new(), Vec::new());
+    whole.provenance = LayersProvenance::default();
+    for (file, report) in parts {
+        whole.sources.shards.extend(report.sources.shards);
+        if let (Some(all), Some(more)) = (&mut whole.reference_sources, report.reference_sources) {
+            all.shards.extend(more.shards);
+        }
+        whole.rows.extend(report.rows);
+        whole.outstanding.extend(report.outstanding);
+        let provenance = report.provenance;
+        whole.provenance.seconds += provenance.seconds;
+        whole.provenance.row_seconds.extend(provenance.row_seconds);
+        whole.provenance.platform = provenance.platform;
+        whole.provenance.kernel_path = provenance.kernel_path;
+        whole.provenance.inputs.push(file);
+    }
+    whole.conclude();
+    Ok(whole)
+}
+
+/// Refuses parts of different runs.
+fn alike(
+    file: &str,
+    report: &LayersReport,
+    first_file: &str,
+    first: &LayersReport,
+) -> Result<(), MergeError> {
+    let (ours, theirs) = (&report.question, &first.question);
+    let same_count = report.part.map(|part| part.of) == first.part.map(|part| part.of);
+    let input = |q: &crate::report::layers::Question| {
+        (
+            q.input.clone(),
+            q.seed,
+            q.ids.clone(),
+            q.dump.clone(),
+            q.calls.clone(),
+        )
+    };
+    let what = if report.schema != first.schema {
+        Some("the schema".to_owned())
+    } else if ours.program != theirs.program {
+        Some("the program's version".to_owned())
+    } else if !same_count {
+        Some("the number of parts".to_owned())
+    } else if input(ours) != input(theirs) {
+        Some("the input".to_owned())
+    } else if ours != theirs {
+        Some("the question".to_owned())
+    } else {
+        conflict(&report.sources, &first.sources).or_else(|| {
+            match (&report.reference_sources, &first.reference_sources) {
+                (Some(ours), Some(theirs)) => conflict(ours, theirs),
+                (None, None) => None,
+                _ => Some("the reference's checkpoint".to_owned()),
+            }
+        })
+    };
+    match what {
+        None => Ok(()),
+        Some(what) => Err(MergeError::Differs {
+            file: file.to_owned(),
+            what,
+            first: first_file.to_owned(),
+        }),
+    }
+}
+
+/// A file that both read and that was not the same.
+fn conflict(ours: &Sources, theirs: &Sources) -> Option<String> {
+    if ours.config != theirs.config {
+        return Some("the checkpoint's config.json".to_owned());
+    }
+    let differs = |(name, digest): &(&String, &String)| {
+        theirs
+            .shards
+            .get(*name)
+            .is_some_and(|other| other != *digest)
+    };
+    let shard = ours.shards.iter().find(differs);
+    shard.map(|(name, _)| format!("the checkpoint's {name}"))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A split that loses or doubles a layer at a seam.
+    #[test]
+    fn parts_are_neighbours_and_even() {
+        for (count, of) in [(93, 16), (13, 4), (4, 4), (2, 5), (1, 1)] {
+            let sizes: Vec<_> = (1..=of)
+                .map(|index| places(count, Part { index, of }))
+                .collect();
+            assert!(sizes.windows(2).all(|pair| pair[0].end == pair[1].start));
+            assert_eq!((sizes[0].start, sizes[of - 1].end), (0, count));
+            let lengths = || sizes.iter().map(ExactSizeIterator::len);
+            assert!(lengths().max().unwrap() - lengths().min().unwrap() <= 1);
+        }
+    }
+
+    #[test]
+    fn a_part_is_typed_as_one_of_n() {
+        assert_eq!("1/4".parse(), Ok(Part { index: 1, of: 4 }));
+        for wrong in [
+            "0/4", "5/4", "1", "/", "1/", "/4", "+1/4", "1/0", "a/b", "1/4/2", " 1/4",
+        ] {
+            assert!(wrong.parse::<Part>().is_err(), "{wrong}");
+        }
+    }
+}

@@ -1,0 +1,47 @@
+//! Layers and experts read anew every time they are asked for: any model in the memory of one
+//! layer and the experts of one token. For measurements and proofs, not for speed.
+
+use std::sync::Arc;
+
+use super::{
+    EngineError, Expert, ExpertSource, LayerSource, LayerWeights, Operations, Shape, WeightSource,
+};
+
+/// Reads what is asked for, every time anew.
+#[derive(Debug)]
+pub struct OnDemand<O: ?Sized, S> {
+    /// Widths and layers.
+    pub shape: Shape,
+    /// Where the bytes come from.
+    pub source: Arc<S>,
+    /// What loading is composed of.
+    pub operations: Arc<O>,
+}
+
+impl<O, S> LayerSource for OnDemand<O, S>
+where
+    O: Operations + ?Sized,
+    S: WeightSource + Send + Sync + std::fmt::Debug,
+{
+    fn layer(&self, layer: usize) -> Result<Arc<LayerWeights>, EngineError> {
+        LayerWeights::load(&*self.operations, &self.shape, &*self.source, layer).map(Arc::new)
+    }
+}
+
+impl<O, S> ExpertSource for OnDemand<O, S>
+where
+    O: Operations + ?Sized,
+    S: WeightSource + Send + Sync + std::fmt::Debug,
+{
+    fn experts(&self, layer: usize, ids: &[usize]) -> Result<Vec<Arc<Expert>>, EngineError> {
+        let load = |&id: &usize| {
+            Expert::load(&*self.operations, &self.shape, &*self.source, layer, id).map(Arc::new)
+        };
+        ids.iter().map(load).collect()
+    }
+
+    fn batch_limit(&self) -> usize {
+        // All of a chunk's choices at once would be a whole layer of experts.
+        self.shape.top_k
+    }
+}

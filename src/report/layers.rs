@@ -1,0 +1,597 @@
+//! The report of `layers` and `merge`: schema, text, heat map, page.
+//!
+//! Everything here can be read back from JSON, so that the reports of parts can be joined.
+
+use std::collections::BTreeMap;
+use std::fmt::{self, Write as _};
+
+use serde::{Deserialize, Serialize};
+
+use super::html::Page;
+use super::svg::{HeatMap, PlotError, heat_map};
+use crate::layers::sources::Sources;
+use crate::stages::Stage;
+
+/// Schema name and version of the JSON report.
+pub const SCHEMA: &str = "k3-verify/layers/1";
+
+/// A verdict as it stands in the report.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Verdict {
+    /// Within its budgets.
+    #[serde(rename = "PASS")]
+    Pass,
+    /// Beyond one.
+    #[serde(rename = "FAIL")]
+    Fail,
+    /// It should have been compared and could not.
+    #[serde(rename = "NOT RUN")]
+    NotRun,
+}
+
+impl Verdict {
+    /// The word.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Pass => "PASS",
+            Self::Fail => "FAIL",
+            Self::NotRun => "NOT RUN",
+        }
+    }
+}
+
+/// An element with its place; values that are not finite are absent.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Element {
+    /// Index per dimension (token, head, channel, …).
+    pub index: Vec<usize>,
+    /// |got − expected|.
+    pub difference: Option<f64>,
+    /// The subject's value.
+    pub got: Option<f64>,
+    /// The reference's.
+    pub expected: Option<f64>,
+}
+
+/// The comparison end to end, from the layer's input.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Chained {
+    /// Whether every element is within eight floors.
+    pub within: bool,
+    /// Largest difference over the budget; absent where the floor is 0 and the difference is not.
+    pub ratio: Option<f64>,
+    /// Largest difference.
+    pub max_abs: Option<f64>,
+    /// Largest difference the rounding of stored activations makes.
+    pub floor: f64,
+}
+
+/// One stage.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct StageRow {
+    /// Name without the layer.
+    pub stage: String,
+    /// By the local budgets.
+    pub verdict: Verdict,
+    /// What forbids a pass, or why it did not run.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub problem: Option<String>,
+    /// Values compared.
+    pub count: usize,
+    /// Values beyond their bound.
+    pub mismatches: usize,
+    /// Largest difference over its bound; absent for ids and exact values, and where infinite.
+    pub ratio: Option<f64>,
+    /// Tolerance that would have been required.
+    pub required: Option<f64>,
+    /// The largest difference.
+    pub worst: Option<Element>,
+    /// The first value beyond its bound.
+    pub first: Option<Element>,
+    /// Rows in which two experts inside the band changed places.
+    #[serde(skip_serializing_if = "is_zero", default)]
+    pub ties: usize,
+    /// End to end, where there is an f64 chain to hold it against.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub chained: Option<Chained>,
+}
+
+fn is_zero(count: &usize) -> bool {
+    *count == 0
+}
+
+/// One layer, or the embedding, or what closes the model.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LayerRow {
+    /// `embed`, `layer` or `closing`.
+    pub place: String,
+    /// Zero-based.
+    pub layer: Option<usize>,
+    /// `KDA` or `MLA`.
+    pub attention: Option<String>,
+    /// `dense` or `MoE`.
+    pub mlp: Option<String>,
+    /// Of all its stages.
+    pub verdict: Verdict,
+    /// Why nothing was compared.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub problem: Option<String>,
+    /// Largest |h| of the subject: the running sum after the layer.
+    pub h_max: Option<f64>,
+    /// Largest |h| of what the layer was fed.
+    pub input_max: Option<f64>,
+    /// Its stages in execution order.
+    pub stages: Vec<StageRow>,
+}
+
+/// A stage at its layer.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Spot {
+    /// Full name, `layers.3.kda.o`.
+    pub at: String,
+    /// Local ratio.
+    pub ratio: Option<f64>,
+    /// The element.
+    pub element: Option<Element>,
+}
+
+impl LayerRow {
+    /// A row of which nothing could be compared.
+    #[must_use]
+    pub fn not_run(place: &str, layer: Option<usize>, problem: String) -> Self {
+        Self {
+            place: place.to_owned(),
+            layer,
+            attention: None,
+            mlp: None,
+            verdict: Verdict::NotRun,
+            problem: Some(problem),
+            h_max: None,
+            input_max: None,
+            stages: Vec::new(),
+        }
+    }
+
+    fn name(&self, stage: &StageRow) -> String {
+        match self.layer {
+            Some(layer) => format!("layers.{layer}.{}", stage.stage),
+            None => stage.stage.clone(),
+        }
+    }
+
+    /// The stage nearest to its budget, or farthest beyond it.
+    #[must_use]
+    pub fn worst(&self) -> Option<&StageRow> {
+        let size = |stage: &StageRow| match (stage.verdict, stage.ratio) {
+            (Verdict::Fail, None) => f64::INFINITY,
+            (_, ratio) => ratio.unwrap_or(0.0),
+        };
+        let compared = self.stages.iter().filter(|s| s.verdict != Verdict::NotRun);
+        compared.reduce(|worst, stage| {
+            if size(stage) > size(worst) {
+                stage
+            } else {
+                worst
+            }
+        })
+    }
+
+    /// The first stage beyond its budget.
+    #[must_use]
+    pub fn first_divergence(&self) -> Option<&StageRow> {
+        self.stages
+            .iter()
+            .find(|stage| stage.verdict == Verdict::Fail)
+    }
+
+    /// Largest chained ratio, and whether all are within.
+    #[must_use]
+    pub fn chained(&self) -> Option<(f64, bool, &str)> {
+        let chained = self
+            .stages
+            .iter()
+            .filter_map(|s| Some((s, s.chained.as_ref()?)));
+        let size = |c: &Chained| c.ratio.unwrap_or(f64::INFINITY);
+        let worst = chained.reduce(|a, b| if size(b.1) > size(a.1) { b } else { a })?;
+        let mut all = self.stages.iter().filter_map(|s| s.chained.as_ref());
+        Some((size(worst.1), all.all(|c| c.within), &worst.0.stage))
+    }
+
+    fn ties(&self) -> usize {
+        self.stages.iter().map(|stage| stage.ties).sum()
+    }
+}
+
+/// What was asked. Parts of one run have equal questions.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Question {
+    /// Version of this program.
+    pub program: String,
+    /// RANGE as typed; both ends are included.
+    pub range: String,
+    /// What that means, zero-based.
+    pub layers: Vec<usize>,
+    /// Layers of the model.
+    pub model_layers: usize,
+    /// Whether embedding and closing stages belong to it.
+    pub whole_model: bool,
+    /// `synthetic`, `chain` or `dump`.
+    pub input: String,
+    /// Seed of synthetic input.
+    pub seed: Option<u64>,
+    /// Ids of chained input.
+    pub ids: Vec<u32>,
+    /// SHA-256 of the dump that is the input, or is judged.
+    pub dump: Option<String>,
+    /// Tokens of each call: a prefill, then single ones.
+    pub calls: Vec<usize>,
+    /// ε of the two low-rank norms in MLA.
+    pub mla_norm_eps: f64,
+    /// Who is judged.
+    pub subject: String,
+    /// What it computes in.
+    pub arithmetic: String,
+    /// Stages asked for.
+    pub stages: Option<String>,
+    /// Whether the reference read another copy.
+    pub reference_copy: bool,
+}
+
+/// One part of a run.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Part {
+    /// From 1.
+    pub index: usize,
+    /// How many there are.
+    pub of: usize,
+}
+
+/// Everything that differs from run to run.
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+pub struct LayersProvenance {
+    /// Operating system and processor architecture.
+    pub platform: String,
+    /// Worker threads.
+    pub threads: usize,
+    /// Kernel path in use.
+    pub kernel_path: String,
+    /// Wall time in seconds.
+    pub seconds: f64,
+    /// Seconds of each row, by its name.
+    pub row_seconds: BTreeMap<String, f64>,
+    /// Rows taken over from a journal.
+    pub resumed_rows: usize,
+    /// Input paths as typed.
+    pub inputs: Vec<String>,
+}
+
+/// What came out.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct LayersReport {
+    /// [`SCHEMA`].
+    pub schema: String,
+    /// The process exit code.
+    pub exit_code: u8,
+    /// What was asked.
+    pub question: Question,
+    /// Which bytes the subject read.
+    pub sources: Sources,
+    /// Which bytes the reference read, where they were others.
+    pub reference_sources: Option<Sources>,
+    /// Which part this is; none of an undivided run.
+    pub part: Option<Part>,
+    /// The layers of this report.
+    pub selected: Vec<usize>,
+    /// In the order of the model.
+    pub rows: Vec<LayerRow>,
+    /// Selected, and not come to: interrupted.
+    pub outstanding: Vec<String>,
+    /// The stage nearest to its budget, or farthest beyond.
+    pub worst: Option<Spot>,
+    /// Where the first difference arises.
+    pub first_divergence: Option<Spot>,
+    /// Everything that differs from run to run.
+    pub provenance: LayersProvenance,
+}
+
+/// Name of a row.
+#[must_use]
+pub fn row_name(row: &LayerRow) -> String {
+    match row.layer {
+        Some(layer) => layer.to_string(),
+        None => row.place.clone(),
+    }
+}
+
+impl LayersReport {
+    /// Fills in what follows from the rows: worst stage, first divergence, exit code.
+    pub fn conclude(&mut self) {
+        self.worst = None;
+        let mut largest = -1.0;
+        for row in &self.rows {
+            let Some(stage) = row.worst() else { continue };
+            let size = match (stage.verdict, stage.ratio) {
+                (Verdict::Fail, None) => f64::INFINITY,
+                (_, ratio) => ratio.unwrap_or(0.0),
+            };
+            if size > largest {
+                largest = size;
+                self.worst = Some(Spot {
+                    at: row.name(stage),
+                    ratio: stage.ratio,
+                    element: stage.worst.clone(),
+                });
+            }
+        }
+        self.first_divergence = self.rows.iter().find_map(|row| {
+            row.first_divergence().map(|stage| Spot {
+                at: row.name(stage),
+                ratio: stage.ratio,
+                element: stage.first.clone().or_else(|| stage.worst.clone()),
+            })
+        });
+        let has = |verdict| self.rows.iter().any(|row| row.verdict == verdict);
+        self.exit_code = if has(Verdict::Fail) {
+            1
+        } else if has(Verdict::NotRun) || !self.outstanding.is_empty() || self.rows.is_empty() {
+            4
+        } else {
+            0
+        };
+    }
+
+    /// What stands above the rows.
+    #[must_use]
+    pub fn head(&self) -> String {
+        let mut text = String::new();
+        // Writing to a String cannot fail.
+        let _ = self.write_head(&mut text);
+        text
+    }
+
+    fn write_head(&self, text: &mut String) -> fmt::Result {
+        let q = &self.question;
+        writeln!(
+            text,
+            "layers {} of 0..{} (both ends included): {} of {} layers{}",
+            q.range,
+            q.model_layers.saturating_sub(1),
+            q.layers.len(),
+            q.model_layers,
+            match self.part {
+                Some(part) => format!("; part {}/{}: {:?}", part.index, part.of, self.selected),
+                None => String::new(),
+            }
+        )?;
+        let input = match (q.seed, q.ids.is_empty()) {
+            (Some(seed), _) => format!("{} (seed {seed})", q.input),
+            (None, false) => format!("{} of ids {:?}", q.input, q.ids),
+            (None, true) => q.input.clone(),
+        };
+        writeln!(
+            text,
+            "subject {} in {}; input {input}, calls of {:?} tokens; mla_norm_eps {:e}{}{}",
+            q.subject,
+            q.arithmetic,
+            q.calls,
+            q.mla_norm_eps,
+            match &q.stages {
+                Some(glob) => format!("; stages {glob}"),
+                None => String::new(),
+            },
+            if q.reference_copy {
+                "; the reference reads another copy"
+            } else {
+                ""
+            }
+        )?;
+        writeln!(
+            text,
+            "layer            verdict  worst local            chained (8 x floor)       |h| max"
+        )
+    }
+
+    /// The line of a row.
+    #[must_use]
+    pub fn line(row: &LayerRow) -> String {
+        let kind = match (&row.attention, &row.mlp) {
+            (Some(attention), Some(mlp)) => format!("{attention} {mlp}"),
+            _ => String::new(),
+        };
+        let worst = row
+            .worst()
+            .map_or(String::new(), |stage| match stage.ratio {
+                Some(ratio) => format!("{ratio:.2e} {}", stage.stage),
+                None => format!("exact {}", stage.stage),
+            });
+        let chained = row
+            .chained()
+            .map_or(String::new(), |(ratio, within, stage)| {
+                format!("{ratio:.2e} {stage}{}", if within { "" } else { " beyond" })
+            });
+        let h = row.h_max.map_or(String::new(), |h| format!("{h:.4}"));
+        let mut line = format!(
+            "{:<7}{kind:<10}{:<8} {worst:<22} {chained:<25} {h}",
+            row_name(row),
+            row.verdict.word()
+        );
+        if row.ties() > 0 {
+            let _ = write!(line, "  ties {}", row.ties());
+        }
+        line.truncate(line.trim_end().len());
+        if let Some(problem) = &row.problem {
+            let _ = write!(line, "\n    {problem}");
+        }
+        if let Some(stage) = row.first_divergence() {
+            let _ = write!(line, "\n    diverges at {}", row.name(stage));
+            if let Some(element) = stage.first.as_ref().or(stage.worst.as_ref()) {
+                let _ = write!(line, "{}", described(element));
+            }
+            let _ = write!(
+                line,
+                "; {} of {} values beyond",
+                stage.mismatches, stage.count
+            );
+            if let Some(problem) = &stage.problem {
+                let _ = write!(line, "; {problem}");
+            }
+        }
+        let lacking = row.stages.iter().filter(|s| s.verdict == Verdict::NotRun);
+        for stage in lacking {
+            let why = stage.problem.as_deref().unwrap_or_default();
+            let _ = write!(line, "\n    NOT RUN {}: {why}", row.name(stage));
+        }
+        line
+    }
+
+    /// What stands below the rows.
+    #[must_use]
+    pub fn tail(&self) -> String {
+        let count = |verdict| {
+            self.rows
+                .iter()
+                .filter(|row| row.verdict == verdict)
+                .count()
+        };
+        let mut text = format!(
+            "\n{} rows: {} within their local budgets, {} beyond, {} NOT RUN",
+            self.rows.len(),
+            count(Verdict::Pass),
+            count(Verdict::Fail),
+            count(Verdict::NotRun),
+        );
+        if !self.outstanding.is_empty() {
+            let _ = write!(text, ", interrupted before {}", self.outstanding.join(", "));
+        }
+        if let Some(worst) = &self.worst {
+            let ratio = worst
+                .ratio
+                .map_or("exact".to_owned(), |r| format!("{r:.2e} of its budget"));
+            let _ = write!(text, "\nworst stage {}: {ratio}", worst.at);
+        }
+        match &self.first_divergence {
+            Some(spot) => {
+                let place = spot.element.as_ref().map_or(String::new(), described);
+                let _ = write!(text, "\nfirst divergence {}{place}", spot.at);
+            }
+            None => text.push_str("\nno divergence"),
+        }
+        let verdict = match self.exit_code {
+            0 => "CONFORMS",
+            1 => "DOES NOT CONFORM",
+            _ => "INCOMPLETE",
+        };
+        let _ = writeln!(text, "\n\n{verdict}");
+        text
+    }
+
+    /// The whole report in words.
+    #[must_use]
+    pub fn text(&self) -> String {
+        let mut text = self.head();
+        for row in &self.rows {
+            text.push_str(&Self::line(row));
+            text.push('\n');
+        }
+        text.push_str(&self.tail());
+        text
+    }
+
+    /// Local ratios by layer and stage, as colours of their logarithm.
+    ///
+    /// # Errors
+    /// The plot cannot be drawn.
+    pub fn heat_map(&self) -> Result<String, PlotError> {
+        let present = |stage: &Stage| {
+            let name = stage.name();
+            self.rows
+                .iter()
+                .any(|row| row.stages.iter().any(|s| s.stage == name))
+        };
+        let columns: Vec<&str> = Stage::ALL
+            .iter()
+            .filter(|s| present(s))
+            .map(|s| s.name())
+            .collect();
+        let value = |row: &LayerRow, column: &&str| {
+            let stage = row.stages.iter().find(|stage| stage.stage == **column)?;
+            match (stage.verdict, stage.ratio) {
+                (Verdict::NotRun, _) => None,
+                (Verdict::Fail, None) => Some(HOTTEST),
+                (_, ratio) => Some(ratio?.log10().clamp(COLDEST, HOTTEST)),
+            }
+        };
+        heat_map(&HeatMap {
+            title: "Local ratios by layer and stage".to_owned(),
+            subtitle: "difference over bound; 0 on the scale is the budget; grey: exact or absent"
+                .to_owned(),
+            x_label: "stage".to_owned(),
+            y_label: "layer".to_owned(),
+            value_label: "log10 of the ratio".to_owned(),
+            columns: columns.iter().map(|c| (*c).to_owned()).collect(),
+            rows: self.rows.iter().map(row_name).collect(),
+            values: self
+                .rows
+                .iter()
+                .map(|row| columns.iter().map(|column| value(row, column)).collect())
+                .collect(),
+            range: (COLDEST, HOTTEST),
+        })
+    }
+
+    /// A page that stands alone.
+    #[must_use]
+    pub fn page(&self, heat: &str) -> String {
+        let mut page = Page::new("Layers against the f64 reference");
+        for line in self.head().lines().take(2) {
+            page.paragraph(line);
+        }
+        for line in self.tail().lines().filter(|line| !line.is_empty()) {
+            page.paragraph(line);
+        }
+        page.section("Heat map");
+        page.figure(heat);
+        page.section("Layers");
+        let header = [
+            "layer",
+            "kind",
+            "verdict",
+            "worst stage",
+            "local",
+            "chained",
+            "|h| max",
+        ];
+        let header: Vec<String> = header.iter().map(|h| (*h).to_owned()).collect();
+        let number = |v: Option<f64>| v.map_or("-".to_owned(), |v| format!("{v:.2e}"));
+        let cells = |row: &LayerRow| {
+            let kind = [row.attention.clone(), row.mlp.clone()];
+            let worst = row.worst();
+            vec![
+                row_name(row),
+                kind.into_iter().flatten().collect::<Vec<_>>().join(" "),
+                row.verdict.word().to_owned(),
+                worst.map_or("-".to_owned(), |stage| stage.stage.clone()),
+                number(worst.and_then(|stage| stage.ratio)),
+                number(row.chained().map(|(ratio, _, _)| ratio)),
+                row.h_max.map_or("-".to_owned(), |h| format!("{h:.4}")),
+            ]
+        };
+        page.table(&header, &self.rows.iter().map(cells).collect::<Vec<_>>());
+        page.finish()
+    }
+}
+
+/// Ends of the colour scale.
+const COLDEST: f64 = -6.0;
+const HOTTEST: f64 = 2.0;
+
+fn described(element: &Element) -> String {
+    let value = |v: Option<f64>| v.map_or("not finite".to_owned(), |v| format!("{v:e}"));
+    format!(
+        " {:?}: got {}, expected {}",
+        element.index,
+        value(element.got),
+        value(element.expected)
+    )
+}
