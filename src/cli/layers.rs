@@ -384,7 +384,8 @@ fn prepare<'p>(
                 mla_norm_eps: args.mla_norm_eps,
             };
             let checkpoint = Arc::clone(&plan.checkpoint);
-            let operations = Arc::new(Contract::default());
+            let path = KernelPath::detect();
+            let operations = Arc::new(Contract { path });
             let engine = EngineSubject::new(operations, &plan.config, checkpoint, options);
             let engine = Subject::Engine(Box::new(engine.map_err(bad_input)?));
             let input = match (dump, args.ids.is_empty()) {
