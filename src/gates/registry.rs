@@ -142,7 +142,7 @@ pub const ORACLE_GATES: [Gate; 11] = [
         inputs: "prompt_ids, greedy_ids, long_ids",
         budget: "equal bits",
         catches: "state that is lost, stale, or of another place",
-        applies: always,
+        applies: no_twin,
         check: incremental::carried_state,
     },
     Gate {

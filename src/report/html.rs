@@ -17,7 +17,8 @@ h1{font-size:1.5rem;margin:0 0 .3rem}h2{font-size:1.15rem;margin:2rem 0 .5rem;\
 border-bottom:1px solid #ccc;padding-bottom:.2rem}\
 table{border-collapse:collapse;margin:.6rem 0;font-size:13px;font-variant-numeric:tabular-nums}\
 th,td{padding:.2rem .6rem;text-align:right;border-bottom:1px solid #e4e4e4;white-space:nowrap}\
-th{border-bottom:1px solid #888;font-weight:600}td.text,th.text{text-align:left}td.text:last-child{white-space:normal;min-width:24rem}\
+th{border-bottom:1px solid #888;font-weight:600}td.text,th.text{text-align:left}\
+td.text:last-child{white-space:normal;min-width:24rem}\
 .wide{overflow-x:auto}figure{margin:1rem 0}svg{max-width:100%;height:auto}\
 p{margin:.4rem 0}ul{margin:.4rem 0}code{font-size:13px}";
 
