@@ -12,7 +12,7 @@ use crate::checkpoint::Dtype;
 use crate::config::MXFP4_GROUP_COLUMNS;
 use crate::simcache::random::SplitMix64;
 
-/// Standard deviation of [`bell`]: four even 16-bit numbers, sqrt(4·(2^32 − 1)/12).
+/// Standard deviation of `bell`: four even 16-bit numbers, sqrt(4·(2^32 − 1)/12).
 const BELL_DEVIATION: f32 = 37_837.227;
 /// Mean of the sum of four even 16-bit numbers.
 const BELL_MEAN: i32 = 131_070;
