@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use clap::Args;
 
-use super::model_dir::{model_dir, read_config};
+use super::model_args::{model_dir, read_config};
 use super::output::{self, CommandError, OutputArgs};
 use crate::audit::digests::{self, DigestError};
 use crate::audit::folder::{self, Files};

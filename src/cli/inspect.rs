@@ -6,7 +6,7 @@ use std::time::Instant;
 use anyhow::Context as _;
 use clap::Args;
 
-use super::model_dir::{model_dir, open_partial, read_config};
+use super::model_args::{model_dir, open_partial, read_config};
 use super::output::{self, CommandError, OutputArgs};
 use crate::audit::statistics::statistics;
 use crate::audit::{Findings, census, end_ids};

@@ -7,7 +7,7 @@ use std::time::Instant;
 
 use clap::Args;
 
-use super::model_dir::{model_dir, open_partial, read_config};
+use super::model_args::{model_dir, open_partial, parse_epsilon, read_config};
 use super::output::{self, CommandError, Format, OutputArgs};
 use crate::checkpoint::{Checkpoint, ModelShape};
 use crate::config::{MLA_NORM_EPS, RawConfig};
@@ -93,14 +93,6 @@ pub struct LayersArgs {
     threads: Option<u16>,
     #[command(flatten)]
     output: OutputArgs,
-}
-
-/// A positive, finite number.
-fn parse_epsilon(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(value) if value.is_finite() && value > 0.0 => Ok(value),
-        _ => Err("expected a positive, finite number".to_owned()),
-    }
 }
 
 fn usage(text: String) -> CommandError {

@@ -15,7 +15,6 @@ mod layers;
 mod logits;
 mod merge;
 mod model_args;
-mod model_dir;
 mod output;
 mod pack;
 mod pending_file;

@@ -1,8 +1,10 @@
-//! What commands that run a model share: which checkpoint, which ids, which epsilon.
+//! What commands on a checkpoint share: which folder, which ids, which epsilon. `K3_MODEL`, the one
+//! environment variable, names an input and is read here alone.
 
 use std::path::{Path, PathBuf};
 
 use super::output::CommandError;
+use crate::checkpoint::Checkpoint;
 use crate::config::{MLA_NORM_EPS, RawConfig};
 use crate::exit::Exit;
 
@@ -37,6 +39,17 @@ pub fn usage(message: impl std::fmt::Display, hint: &str) -> CommandError {
     CommandError::new(anyhow::anyhow!("{message}"), Exit::Usage).hint(hint)
 }
 
+/// The folder that `K3_MODEL` names; an empty value names none.
+fn named_by_environment() -> Option<PathBuf> {
+    let value = std::env::var_os("K3_MODEL").filter(|value| !value.is_empty());
+    value.map(PathBuf::from)
+}
+
+/// The folder given, or the one that `K3_MODEL` names.
+pub fn named_model(given: Option<&Path>) -> Option<PathBuf> {
+    given.map(Path::to_path_buf).or_else(named_by_environment)
+}
+
 /// The checkpoint and the output out of `[MODEL] OUT`, `--model` and `K3_MODEL`.
 ///
 /// # Errors
@@ -53,8 +66,8 @@ pub fn model_and_out(
             "give it once",
         )),
         ([out], Some(model)) => Ok((model.to_owned(), out.clone())),
-        ([out], None) => match std::env::var_os("K3_MODEL") {
-            Some(model) => Ok((model.into(), out.clone())),
+        ([out], None) => match named_by_environment() {
+            Some(model) => Ok((model, out.clone())),
             None => Err(usage(
                 "no checkpoint: expected MODEL before OUT, --model DIR or K3_MODEL",
                 "a checkpoint is a folder with config.json, shards and their index",
@@ -64,14 +77,49 @@ pub fn model_and_out(
     }
 }
 
-/// Reads a checkpoint's configuration.
+/// The config of a folder.
 ///
 /// # Errors
-///
-/// What is wrong with it.
+/// It cannot be read, or is refused (3).
 pub fn read_config(folder: &Path) -> Result<RawConfig, CommandError> {
-    RawConfig::read(&folder.join("config.json"))
-        .map_err(|error| CommandError::new(error, Exit::BadInput))
+    RawConfig::read(&folder.join("config.json")).map_err(|error| {
+        CommandError::new(error, Exit::BadInput)
+            .hint("the config of another model, or of a copy without its config, is not guessed at")
+    })
+}
+
+/// The folder, which has to be one.
+///
+/// # Errors
+/// No folder given (2); none there (3).
+pub fn model_dir(given: Option<&Path>) -> Result<PathBuf, CommandError> {
+    let Some(folder) = named_model(given) else {
+        let error = anyhow::anyhow!("no checkpoint folder was given");
+        return Err(CommandError::new(error, Exit::Usage)
+            .hint("name the folder that holds config.json, or set K3_MODEL"));
+    };
+    if folder.is_dir() {
+        return Ok(folder);
+    }
+    let what = if folder.exists() {
+        "not a folder"
+    } else {
+        "no such folder"
+    };
+    let error = anyhow::anyhow!("{}: {what}", folder.display());
+    Err(CommandError::new(error, Exit::BadInput)
+        .hint("a checkpoint is a folder with config.json and *.safetensors"))
+}
+
+/// What there is of a checkpoint.
+///
+/// # Errors
+/// It cannot be opened (3).
+pub fn open_partial(folder: &Path) -> Result<Checkpoint, CommandError> {
+    Checkpoint::open_partial(folder).map_err(|error| {
+        CommandError::new(error, Exit::BadInput)
+            .hint("k3-verify check looks at every file by itself")
+    })
 }
 
 /// Refuses ids outside the vocabulary.

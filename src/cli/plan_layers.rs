@@ -7,7 +7,7 @@ use std::time::Instant;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-use super::model_dir::{model_dir, read_config};
+use super::model_args::{model_dir, named_model, read_config};
 use super::output::{self, CommandError, OutputArgs};
 use crate::checkpoint::ModelShape;
 use crate::exit::Exit;
@@ -96,11 +96,9 @@ pub fn run(
 ) -> Result<Exit, CommandError> {
     let start = Instant::now();
     output::check_writable(out)?;
-    let is_given = model.is_some() || std::env::var_os("K3_MODEL").is_some();
-    let (files, shape) = if is_given {
-        of_folder(&model_dir(model)?)?
-    } else {
-        Files::of_release().map_err(|error| CommandError::new(error, Exit::BadInput))?
+    let (files, shape) = match named_model(model) {
+        Some(folder) => of_folder(&model_dir(Some(&folder))?)?,
+        None => Files::of_release().map_err(|error| CommandError::new(error, Exit::BadInput))?,
     };
     let layers = range.resolve(shape.layers.len());
     let layers = layers.map_err(|error| CommandError::new(error, Exit::Usage))?;

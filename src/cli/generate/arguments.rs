@@ -4,8 +4,9 @@ use std::path::PathBuf;
 
 use clap::Args;
 
+use super::super::model_args::{Ids, model_dir, parse_epsilon, parse_ids};
 use super::super::output::{CommandError, OutputArgs};
-use super::super::sizes::{parse_gigabytes, parse_id, parse_ids, parse_size};
+use super::super::sizes::{parse_gigabytes, parse_id, parse_size};
 use crate::config::MLA_NORM_EPS;
 use crate::exit::Exit;
 use crate::memory::presets;
@@ -17,21 +18,6 @@ const MAX_GEN: u32 = 1_000_000;
 const MAX_RING: u32 = 64;
 /// Most tokens of a chunk.
 const MAX_CHUNK: u32 = 65_536;
-
-/// Ids of a prompt; a type of its own, since a list on the command line is one value.
-#[derive(Debug, Clone, PartialEq, Eq)]
-pub struct Ids(pub Vec<u32>);
-
-fn ids(text: &str) -> Result<Ids, String> {
-    parse_ids(text).map(Ids)
-}
-
-fn epsilon(text: &str) -> Result<f64, String> {
-    match text.parse::<f64>() {
-        Ok(value) if value.is_finite() && value > 0.0 => Ok(value),
-        _ => Err("expected a positive, finite number".to_owned()),
-    }
-}
 
 /// Where the model is and how much memory it gets.
 #[derive(Debug, Args)]
@@ -80,7 +66,7 @@ pub struct GenerateArgs {
     #[command(flatten)]
     pub model: ModelArgs,
     /// Prompt as token ids: decimal numbers, separated by commas
-    #[arg(long, value_name = "IDS", value_parser = ids)]
+    #[arg(long, value_name = "IDS", value_parser = parse_ids)]
     pub ids: Option<Ids>,
     /// Ids to generate; 0 only feeds the prompt
     #[arg(long, value_name = "N", default_value_t = 8,
@@ -108,7 +94,7 @@ pub struct GenerateArgs {
     #[arg(long, conflicts_with_all = ["load_state", "save_state", "full_recompute", "stop_id"])]
     pub tf_check: bool,
     /// Epsilon of the two low-rank norms in MLA
-    #[arg(long, value_name = "X", default_value_t = MLA_NORM_EPS, value_parser = epsilon)]
+    #[arg(long, value_name = "X", default_value_t = MLA_NORM_EPS, value_parser = parse_epsilon)]
     pub mla_norm_eps: f64,
     /// Worker threads (at most 1024)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -123,14 +109,12 @@ pub fn usage(text: String) -> CommandError {
 }
 
 impl ModelArgs {
-    /// The checkpoint folder: `--model`, or K3_MODEL.
+    /// The folder of the checkpoint.
     ///
     /// # Errors
-    /// Neither is given.
+    /// None is named (2), or none is there (3).
     pub fn folder(&self) -> Result<PathBuf, CommandError> {
-        let named = || std::env::var_os("K3_MODEL").filter(|value| !value.is_empty());
-        let folder = self.model.clone().or_else(|| named().map(PathBuf::from));
-        folder.ok_or_else(|| usage("no model: give --model DIR, or set K3_MODEL".to_owned()))
+        model_dir(self.model.as_deref())
     }
 }
 
