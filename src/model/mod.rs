@@ -8,6 +8,7 @@
 
 mod bench;
 mod checkpoint_source;
+mod compositions;
 mod decoder;
 mod dense;
 mod error;

@@ -13,22 +13,22 @@ use std::ops::Range;
 use std::sync::Arc;
 
 use super::mla::{self, HeadAttention};
-use super::shape;
 use super::{
     AttentionKind, EngineError, Expert, ExpertSource, KdaState, LatentCache, Shape, State,
 };
+use super::{compositions, shape};
 use crate::config::RawConfig;
 use crate::kernels::contract::round_to_f32;
-use crate::kernels::kda::{self, StepInputs};
+use crate::kernels::kda::StepInputs;
 use crate::kernels::path::KernelPath;
 use crate::kernels::products::{self, Product};
 use crate::kernels::router::{self, NanScore, Weighting};
 use crate::kernels::rows::{self, Row};
 use crate::kernels::simd::compiled;
-use crate::kernels::situ::{self, Caps};
-use crate::kernels::sums::{self, Vectors};
+use crate::kernels::situ::Caps;
+use crate::kernels::sums::Vectors;
 use crate::kernels::threads::Threads;
-use crate::kernels::{convolution, norm, residual, softmax};
+use crate::kernels::{convolution, norm, residual};
 
 /// Where an RMSNorm stands (N2, N3): each has its own weight, and two have their own ε.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -89,13 +89,81 @@ impl Contract {
 }
 
 impl Operations for Contract {
+    fn as_dyn(&self) -> &dyn Operations {
+        self
+    }
+
     fn path(&self) -> KernelPath {
         self.path
+    }
+
+    // The compositions again, in this type: no call of production goes through a table.
+
+    fn softmax_sum(&self, scores: &mut [f32], vectors: Vectors<'_>, out: &mut [f32]) {
+        compositions::softmax_sum(self, scores, vectors, out);
+    }
+
+    fn residual_mix(
+        &self,
+        sources: &[&[f32]],
+        folded: &[f32],
+        epsilon: f64,
+        keys: &mut [f32],
+        out: &mut [f32],
+    ) {
+        compositions::residual_mix(self, sources, folded, epsilon, keys, out);
+    }
+
+    fn silu_all(&self, values: &mut [f32]) {
+        compositions::silu_all(self, values);
+    }
+
+    fn condition_head(&self, projection: Projection, head: &mut [f32]) {
+        compositions::condition_head(self, projection, head);
+    }
+
+    fn log_decay(
+        &self,
+        head: usize,
+        z: &[f32],
+        dt_bias: &[f32],
+        gate: (&[f32], f32),
+        out: &mut [f32],
+    ) {
+        compositions::log_decay(self, head, z, dt_bias, gate, out);
+    }
+
+    fn kda_head_output(&self, o: &mut [f32], weight: &[f32], epsilon: f64, gate: &mut [f32]) {
+        compositions::kda_head_output(self, o, weight, epsilon, gate);
+    }
+
+    fn output_gate(&self, values: &mut [f32], gate: &mut [f32]) {
+        compositions::output_gate(self, values, gate);
+    }
+
+    fn cache_row(&self, compressed: &[f32], weight: &[f32], epsilon: f64, out: &mut [f32]) {
+        compositions::cache_row(self, compressed, weight, epsilon, out);
+    }
+
+    fn absorbed_query(&self, head: &HeadAttention<'_>, out: &mut [f32]) {
+        mla::absorbed_query(self, head, out);
+    }
+
+    fn attend(&self, head: &HeadAttention<'_>, out: &mut [f32]) {
+        mla::attend_absorbed(self, head, out);
+    }
+
+    fn situ(&self, gate: &[f32], up: &[f32], caps: Caps, out: &mut [f32]) {
+        compositions::situ(self, gate, up, caps, out);
     }
 }
 
 /// What the model is made of. T tokens, E hidden width, H heads of width D, as in the SPEC.
 pub trait Operations: Send + Sync + Debug {
+    /// Itself behind a table of methods. The defaults that are made of other operations go
+    /// through it, so that all wrong variants share one compiled copy of them.
+    fn as_dyn(&self) -> &dyn Operations;
+
     /// The kernels' instructions (A11).
     fn path(&self) -> KernelPath {
         KernelPath::detect()
@@ -149,11 +217,7 @@ pub trait Operations: Send + Sync + Debug {
     /// # Errors
     /// Index and value of the first non-zero padding.
     fn a_log(&self, stored: &[f32], heads: usize) -> Result<Vec<f32>, (usize, f32)> {
-        let tail = stored.iter().enumerate().skip(heads);
-        match tail.into_iter().find(|(_, value)| **value != 0.0) {
-            Some((index, value)) => Err((index, *value)),
-            None => Ok(stored[..heads].to_vec()),
-        }
+        compositions::a_log(stored, heads)
     }
 
     /// Q4: a NaN scale in an expert is an error.
@@ -211,13 +275,7 @@ pub trait Operations: Send + Sync + Debug {
 
     /// A6: softmax over `scores` (overwritten), applied to the vectors.
     fn softmax_sum(&self, scores: &mut [f32], vectors: Vectors<'_>, out: &mut [f32]) {
-        if !softmax::shift_by_maximum(scores) {
-            out.fill(0.0);
-            return;
-        }
-        self.exp_all(scores);
-        let z = sums::scalar_sum(scores);
-        compiled::weighted_sum_over(self.path(), scores, vectors, z, out);
+        compositions::softmax_sum(self.as_dyn(), scores, vectors, out);
     }
 
     // ---- Norms (A5) ----
@@ -241,14 +299,12 @@ pub trait Operations: Send + Sync + Debug {
 
     /// L3: the embedding row of an id, widened.
     fn embed(&self, row: Row<'_>, out: &mut [f32]) {
-        for (column, out) in out.iter_mut().enumerate() {
-            *out = round_to_f32(row.value(column));
-        }
+        compositions::embed(row, out);
     }
 
     /// R1: the sources of a mix, in the order of their index.
     fn mix_sources<'a>(&self, banks: &[&'a [f32]], running: &'a [f32]) -> Vec<&'a [f32]> {
-        banks.iter().copied().chain([running]).collect()
+        compositions::mix_sources(banks, running)
     }
 
     /// R2: the mix of one token; `keys` is scratch of one row.
@@ -260,12 +316,7 @@ pub trait Operations: Send + Sync + Debug {
         keys: &mut [f32],
         out: &mut [f32],
     ) {
-        let mut scores = vec![0.0; sources.len()];
-        for (score, source) in scores.iter_mut().zip(sources) {
-            self.rms_norm_unit(source, epsilon, keys);
-            *score = self.row_product(Row::F32(folded), keys);
-        }
-        self.softmax_sum(&mut scores, Vectors::List(sources), out);
+        compositions::residual_mix(self.as_dyn(), sources, folded, epsilon, keys, out);
     }
 
     /// R4: whether the attention-side mix happens, with this many banks.
@@ -305,9 +356,7 @@ pub trait Operations: Send + Sync + Debug {
 
     /// running += addend, one f32 addition each.
     fn add(&self, running: &mut [f32], addend: &[f32]) {
-        for (running, addend) in running.iter_mut().zip(addend) {
-            *running += addend;
-        }
+        compositions::add(running, addend);
     }
 
     /// L3: what `lm_head` sees, the normed output mix.
@@ -349,28 +398,12 @@ pub trait Operations: Send + Sync + Debug {
 
     /// x·σ(x) of every element.
     fn silu_all(&self, values: &mut [f32]) {
-        let mut logistic = [0.0; situ::BLOCK];
-        for block in values.chunks_mut(situ::BLOCK) {
-            let logistic = &mut logistic[..block.len()];
-            logistic.copy_from_slice(block);
-            self.sigmoid_all(logistic);
-            for (value, logistic) in block.iter_mut().zip(logistic) {
-                *value *= *logistic;
-            }
-        }
+        compositions::silu_all(self.as_dyn(), values);
     }
 
     /// K3, K4: q is normed and scaled by D^−½, k is normed, v is left alone.
     fn condition_head(&self, projection: Projection, head: &mut [f32]) {
-        match projection {
-            Projection::Query => {
-                self.l2_norm(head);
-                let scale = self.query_scale(head.len());
-                head.iter_mut().for_each(|value| *value *= scale);
-            }
-            Projection::Key => self.l2_norm(head),
-            Projection::Value => {}
-        }
+        compositions::condition_head(self.as_dyn(), projection, head);
     }
 
     /// K4: D^−½ as f32.
@@ -395,12 +428,7 @@ pub trait Operations: Send + Sync + Debug {
         gate: (&[f32], f32),
         out: &mut [f32],
     ) {
-        let (a_log, lower_bound) = gate;
-        let mut rate = [a_log[head]];
-        self.exp_all(&mut rate);
-        kda::decay_argument(z, dt_bias, rate[0], out);
-        self.sigmoid_all(out);
-        out.iter_mut().for_each(|value| *value *= lower_bound);
+        compositions::log_decay(self.as_dyn(), head, z, dt_bias, gate, out);
     }
 
     /// K9, K10, K11 (A8): one step of one head; `state` \[key width, value width\].
@@ -410,17 +438,12 @@ pub trait Operations: Send + Sync + Debug {
 
     /// K12: one head's output, normed, then gated.
     fn kda_head_output(&self, o: &mut [f32], weight: &[f32], epsilon: f64, gate: &mut [f32]) {
-        let raw = o.to_vec();
-        self.rms_norm(&raw, weight, epsilon, o);
-        self.output_gate(o, gate);
+        compositions::kda_head_output(self.as_dyn(), o, weight, epsilon, gate);
     }
 
     /// K12, M7: values · σ(gate); `gate` is overwritten.
     fn output_gate(&self, values: &mut [f32], gate: &mut [f32]) {
-        self.sigmoid_all(gate);
-        for (value, gate) in values.iter_mut().zip(gate) {
-            *value *= *gate;
-        }
+        compositions::output_gate(self.as_dyn(), values, gate);
     }
 
     // ---- MLA ----
@@ -432,10 +455,7 @@ pub trait Operations: Send + Sync + Debug {
 
     /// M2, M3: the cached row, \[normed latent | raw rope part\].
     fn cache_row(&self, compressed: &[f32], weight: &[f32], epsilon: f64, out: &mut [f32]) {
-        let (latent, rope) = compressed.split_at(weight.len());
-        let (latent_out, rope_out) = out.split_at_mut(weight.len());
-        self.rms_norm(latent, weight, epsilon, latent_out);
-        rope_out.copy_from_slice(rope);
+        compositions::cache_row(self.as_dyn(), compressed, weight, epsilon, out);
     }
 
     /// M8: the cache of a layer.
@@ -472,12 +492,12 @@ pub trait Operations: Send + Sync + Debug {
 
     /// M3, A7: the absorbed query of one head, \[q' | q_rope\].
     fn absorbed_query(&self, head: &HeadAttention<'_>, out: &mut [f32]) {
-        mla::absorbed_query(self, head, out);
+        mla::absorbed_query(self.as_dyn(), head, out);
     }
 
     /// A7: one head and token in the absorbed form; `out` \[v\].
     fn attend(&self, head: &HeadAttention<'_>, out: &mut [f32]) {
-        mla::attend_absorbed(self, head, out);
+        mla::attend_absorbed(self.as_dyn(), head, out);
     }
 
     /// M7: one token's gate, no norm before it.
@@ -489,21 +509,7 @@ pub trait Operations: Send + Sync + Debug {
 
     /// S1, S2 (A9): SiTU in f32 steps.
     fn situ(&self, gate: &[f32], up: &[f32], caps: Caps, out: &mut [f32]) {
-        let mut buffers = [[0.0; situ::BLOCK]; 3];
-        let blocks = gate.chunks(situ::BLOCK).zip(up.chunks(situ::BLOCK));
-        for ((gate, up), out) in blocks.zip(out.chunks_mut(situ::BLOCK)) {
-            let [tanh_gate, sigmoid_gate, tanh_up] = &mut buffers;
-            let n = gate.len();
-            tanh_gate[..n].copy_from_slice(gate);
-            sigmoid_gate[..n].copy_from_slice(gate);
-            tanh_up[..n].copy_from_slice(up);
-            situ::divide(&mut tanh_gate[..n], caps.beta);
-            situ::divide(&mut tanh_up[..n], caps.linear_beta);
-            self.tanh_all(&mut tanh_gate[..n]);
-            self.sigmoid_all(&mut sigmoid_gate[..n]);
-            self.tanh_all(&mut tanh_up[..n]);
-            situ::combine(tanh_gate, sigmoid_gate, tanh_up, caps, out);
-        }
+        compositions::situ(self.as_dyn(), gate, up, caps, out);
     }
 
     /// E1: the router reads the normed input at full width.
@@ -575,8 +581,6 @@ pub trait Operations: Send + Sync + Debug {
 
     /// E9, E10: up·y plus the shared MLP's output, unweighted.
     fn combine_moe(&self, routed: &[f32], shared: &[f32], out: &mut [f32]) {
-        for ((out, routed), shared) in out.iter_mut().zip(routed).zip(shared) {
-            *out = routed + shared;
-        }
+        compositions::combine_moe(routed, shared, out);
     }
 }

@@ -19,6 +19,10 @@ struct WrongValues {
 }
 
 impl Operations for WrongValues {
+    fn as_dyn(&self) -> &dyn Operations {
+        self
+    }
+
     fn widen_row(&self, row: Row<'_>, out: &mut [f64]) {
         for (column, out) in out.iter_mut().enumerate() {
             *out = (self.value)(row, column);

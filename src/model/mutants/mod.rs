@@ -79,7 +79,12 @@ macro_rules! engine_mutants {
             vec![$({
                 #[derive(Debug)]
                 struct Wrong;
-                impl $crate::model::Operations for Wrong { $($methods)* }
+                impl $crate::model::Operations for Wrong {
+                    fn as_dyn(&self) -> &dyn $crate::model::Operations {
+                        self
+                    }
+                    $($methods)*
+                }
                 $crate::model::mutants::EngineMutant {
                     id: $id,
                     clauses: &[$($clause),+],

@@ -188,6 +188,10 @@ impl<T> Kept<T> {
 struct SharedRecurrence(Kept<Option<Vec<KdaState>>>);
 
 impl Operations for SharedRecurrence {
+    fn as_dyn(&self) -> &dyn Operations {
+        self
+    }
+
     fn before_chunk(&self, state: &mut State) {
         if let Some(kept) = self.0.with(Option::take).filter(|_| state.position > 0) {
             state.kda = kept;
@@ -204,6 +208,10 @@ impl Operations for SharedRecurrence {
 struct SharedHistory(Kept<Option<Vec<Vec<f32>>>>);
 
 impl Operations for SharedHistory {
+    fn as_dyn(&self) -> &dyn Operations {
+        self
+    }
+
     fn before_chunk(&self, state: &mut State) {
         if let Some(kept) = self.0.with(Option::take) {
             state
@@ -229,6 +237,10 @@ impl Operations for SharedHistory {
 struct SharedCache(Kept<HashMap<usize, Vec<LatentCache>>>);
 
 impl Operations for SharedCache {
+    fn as_dyn(&self) -> &dyn Operations {
+        self
+    }
+
     fn before_chunk(&self, state: &mut State) {
         if let Some(kept) = self.0.with(|kept| kept.get(&state.position).cloned()) {
             state.mla = kept;
@@ -248,6 +260,10 @@ impl Operations for SharedCache {
 struct StaleExperts(Kept<HashMap<usize, Arc<Expert>>>);
 
 impl Operations for StaleExperts {
+    fn as_dyn(&self) -> &dyn Operations {
+        self
+    }
+
     fn experts(
         &self,
         source: &dyn ExpertSource,

@@ -19,6 +19,10 @@ struct WrongRow {
 }
 
 impl Operations for WrongRow {
+    fn as_dyn(&self) -> &dyn Operations {
+        self
+    }
+
     fn row_sum(&self, row: Row<'_>, x: &[f32]) -> f64 {
         let mut weights = vec![0.0; x.len()];
         row.widen(0, &mut weights);

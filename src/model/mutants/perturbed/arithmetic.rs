@@ -169,6 +169,10 @@ struct Head {
 }
 
 impl Operations for Head {
+    fn as_dyn(&self) -> &dyn Operations {
+        self
+    }
+
     fn head_input<'a>(&self, normed: &'a [f32], _mixed: &'a [f32]) -> &'a [f32] {
         self.next_is_head.store(true, Ordering::Relaxed);
         normed

@@ -21,7 +21,12 @@ macro_rules! sites {
             vec![$({
                 #[derive(Debug)]
                 struct Perturbed(super::Delta);
-                impl $crate::model::Operations for Perturbed { $($methods)* }
+                impl $crate::model::Operations for Perturbed {
+                    fn as_dyn(&self) -> &dyn $crate::model::Operations {
+                        self
+                    }
+                    $($methods)*
+                }
                 super::Site {
                     id: $id,
                     clause: $clause,
@@ -116,6 +121,10 @@ struct Epsilon {
 }
 
 impl Operations for Epsilon {
+    fn as_dyn(&self) -> &dyn Operations {
+        self
+    }
+
     fn norm_epsilon(&self, site: NormSite, rms_norm_eps: f64, mla_norm_eps: f64) -> f64 {
         let right = Contract::default().norm_epsilon(site, rms_norm_eps, mla_norm_eps);
         if site == self.site {
