@@ -90,37 +90,64 @@ pub fn add(a: &Rows, b: &Rows) -> Rows {
 /// eight are added in rising order. The order depends on nothing but the length.
 #[must_use]
 pub fn dot(a: &[f64], b: &[f64]) -> f64 {
+    let mut out = [0.0];
+    dots(a, &[b], &mut out);
+    out[0]
+}
+
+/// [`dot`] of one row of weights with each of `inputs`; the weights are looked at once for four of
+/// them, which changes no bit: every sum has its own eight.
+pub fn dots(weights: &[f64], inputs: &[&[f64]], out: &mut [f64]) {
+    debug_assert_eq!(inputs.len(), out.len());
     #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") {
         // SAFETY: this processor has AVX2.
-        return unsafe { dot_avx2(a, b) };
+        unsafe { dots_avx2(weights, inputs, out) };
+        return;
     }
-    dot_in_eights(a, b)
+    dots_in_eights(weights, inputs, out);
 }
 
 /// The same sums in wider registers: the same additions and multiplications, so the same bits.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-fn dot_avx2(a: &[f64], b: &[f64]) -> f64 {
-    dot_in_eights(a, b)
+fn dots_avx2(weights: &[f64], inputs: &[&[f64]], out: &mut [f64]) {
+    dots_in_eights(weights, inputs, out);
 }
 
 #[inline(always)]
-fn dot_in_eights(a: &[f64], b: &[f64]) -> f64 {
-    debug_assert_eq!(a.len(), b.len());
+fn dots_in_eights(weights: &[f64], inputs: &[&[f64]], out: &mut [f64]) {
+    let (fours, rest) = inputs.as_chunks::<4>();
+    let (out_fours, out_rest) = out.as_chunks_mut::<4>();
+    for (inputs, out) in fours.iter().zip(out_fours) {
+        *out = sums_in_eights(weights, *inputs);
+    }
+    for (input, out) in rest.iter().zip(out_rest) {
+        [*out] = sums_in_eights(weights, [input]);
+    }
+}
+
+#[inline(always)]
+fn sums_in_eights<const N: usize>(weights: &[f64], inputs: [&[f64]; N]) -> [f64; N] {
+    debug_assert!(inputs.iter().all(|input| input.len() == weights.len()));
     // Arrays of eight rather than slices: the compiler then keeps the sums in registers.
-    let mut sums = [0.0f64; 8];
-    let (a_eights, a_rest) = a.as_chunks::<8>();
-    let (b_eights, b_rest) = b.as_chunks::<8>();
-    for (a, b) in a_eights.iter().zip(b_eights) {
-        for i in 0..8 {
-            sums[i] += a[i] * b[i];
+    let mut sums = [[0.0f64; 8]; N];
+    let (eights, rest) = weights.as_chunks::<8>();
+    let inputs = inputs.map(|input| input.as_chunks::<8>());
+    let input_eights = inputs.map(|(input, _)| &input[..eights.len()]);
+    for (place, weights) in eights.iter().enumerate() {
+        for (sums, input) in sums.iter_mut().zip(input_eights) {
+            for i in 0..8 {
+                sums[i] += weights[i] * input[place][i];
+            }
         }
     }
-    for (i, (a, b)) in a_rest.iter().zip(b_rest).enumerate() {
-        sums[i] += a * b;
+    for (sums, (_, input)) in sums.iter_mut().zip(inputs) {
+        for ((sum, weight), x) in sums.iter_mut().zip(rest).zip(input) {
+            *sum += weight * x;
+        }
     }
-    sums.iter().sum()
+    sums.map(|sums| sums.iter().sum())
 }
 
 /// The values of a matrix as the checkpoint encodes them.
@@ -223,11 +250,9 @@ impl Matrix {
         let tokens = input.count();
         // One output row of W at a time over all tokens, kept as [rows, T] and turned at the end.
         let mut turned = vec![0.0; self.rows * tokens];
+        let inputs: Vec<&[f64]> = input.iter().collect();
         let fill = |buffer: &mut Vec<f64>, (output, values): (usize, &mut [f64])| {
-            let weights = self.row(source(output), buffer);
-            for (value, x) in values.iter_mut().zip(input.iter()) {
-                *value = dot(weights, x);
-            }
+            dots(self.row(source(output), buffer), &inputs, values);
         };
         if self.rows * self.columns >= PARALLEL_WEIGHTS {
             let shares = turned.par_chunks_mut(tokens.max(1)).enumerate();
@@ -268,15 +293,30 @@ mod tests {
         }
     }
 
-    /// Wider registers change no bit, at any length.
+    /// Neither wider registers nor four inputs at once change a bit, at any length: the eight sums
+    /// of the definition, element by element.
     #[test]
-    fn dot_has_the_bits_of_the_plain_sums() {
+    fn dots_have_the_bits_of_the_plain_sums() {
         let value = |i: usize| ((i * 7919) % 1013) as f64 / 977.0 - 0.5;
-        let a: Vec<f64> = (0..300).map(value).collect();
-        let b: Vec<f64> = (0..300).map(|i| value(i * 31 + 7)).collect();
-        for length in 0..a.len() {
-            let (a, b) = (&a[..length], &b[..length]);
-            assert_eq!(dot(a, b).to_bits(), dot_in_eights(a, b).to_bits());
+        let weights: Vec<f64> = (0..300).map(value).collect();
+        let plain = |x: &[f64]| {
+            let mut sums = [0.0; 8];
+            for (i, (w, x)) in weights.iter().zip(x).enumerate() {
+                sums[i % 8] += w * x;
+            }
+            sums.iter().sum::<f64>().to_bits()
+        };
+        for length in 0..weights.len() {
+            let inputs: Vec<Vec<f64>> = (0..length % 11)
+                .map(|k| (0..length).map(|i| value(i * 31 + 7 * k + 5)).collect())
+                .collect();
+            let slices: Vec<&[f64]> = inputs.iter().map(Vec::as_slice).collect();
+            let mut out = vec![f64::NAN; inputs.len()];
+            dots(&weights[..length], &slices, &mut out);
+            for (out, input) in out.iter().zip(&inputs) {
+                assert_eq!(out.to_bits(), plain(input));
+                assert_eq!(dot(&weights[..length], input).to_bits(), plain(input));
+            }
         }
     }
 

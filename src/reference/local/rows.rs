@@ -5,7 +5,7 @@ use rayon::prelude::*;
 use super::arithmetic::{EVALUATION, Rounding};
 use super::bounded::{Bounded, Terms, gamma};
 use crate::reference::released::L2_NORM_EPS;
-use crate::reference::rows::{Matrix, dot};
+use crate::reference::rows::{Matrix, dots};
 
 /// Rows (tokens) of one width, row-major.
 #[derive(Debug, Clone, PartialEq)]
@@ -82,42 +82,51 @@ impl BoundedRows {
 /// sum.
 const PARALLEL_WEIGHTS: usize = 1 << 18;
 
-/// A vector split into what the sums need of it.
+/// Vectors split into what the sums need of them; `[T, width]` each.
 struct Split {
-    values: Vec<f64>,
-    magnitudes: Vec<f64>,
+    values: Vec<Vec<f64>>,
+    magnitudes: Vec<Vec<f64>>,
     /// Empty when every number is exact.
-    errors: Vec<f64>,
+    errors: Vec<Vec<f64>>,
 }
 
 impl Split {
-    fn new(x: &[Bounded]) -> Self {
-        let is_exact = x.iter().all(|x| x.error == 0.0);
-        let errors = x.iter().map(|x| x.error);
+    fn new<'a>(rows: impl Iterator<Item = &'a [Bounded]> + Clone) -> Self {
+        let each = |part: fn(&Bounded) -> f64| -> Vec<Vec<f64>> {
+            let rows = rows.clone();
+            rows.map(|row| row.iter().map(part).collect()).collect()
+        };
+        let is_exact = rows.clone().flatten().all(|x| x.error == 0.0);
         Self {
-            values: x.iter().map(|x| x.value).collect(),
-            magnitudes: x.iter().map(|x| x.magnitude()).collect(),
+            values: each(|x| x.value),
+            magnitudes: each(|x| x.magnitude()),
             errors: if is_exact {
                 Vec::new()
             } else {
-                errors.collect()
+                each(|x| x.error)
             },
         }
     }
 
-    /// The sum of products with a row of exact weights; `sizes` is their absolute values.
-    fn terms(&self, weights: &[f64], sizes: &[f64]) -> Terms {
-        let is_exact = self.errors.is_empty();
-        Terms {
-            count: weights.len(),
-            value: dot(weights, &self.values),
-            magnitude: dot(sizes, &self.magnitudes),
-            propagated: if is_exact {
-                0.0
-            } else {
-                dot(sizes, &self.errors)
-            },
-        }
+    /// The sums of products with a row of exact weights; `sizes` is their absolute values.
+    fn terms(&self, weights: &[f64], sizes: &[f64]) -> impl Iterator<Item = Terms> {
+        let tokens = self.values.len();
+        let sums = |weights: &[f64], inputs: &[Vec<f64>]| {
+            let inputs: Vec<&[f64]> = inputs.iter().map(Vec::as_slice).collect();
+            let mut sums = vec![0.0; tokens];
+            dots(weights, &inputs, &mut sums[..inputs.len()]);
+            sums
+        };
+        let values = sums(weights, &self.values);
+        let magnitudes = sums(sizes, &self.magnitudes);
+        let errors = sums(sizes, &self.errors);
+        let count = weights.len();
+        (0..tokens).map(move |token| Terms {
+            count,
+            value: values[token],
+            magnitude: magnitudes[token],
+            propagated: errors[token],
+        })
     }
 }
 
@@ -126,8 +135,9 @@ impl Rounding {
     #[must_use]
     pub fn row_product(&self, weights: &[f64], x: &[Bounded]) -> Bounded {
         let sizes: Vec<f64> = weights.iter().map(|w| w.abs()).collect();
-        let sum = self.wide.sum(Split::new(x).terms(weights, &sizes));
-        self.step.round(sum)
+        let split = Split::new(std::iter::once(x));
+        let terms = split.terms(weights, &sizes).next().unwrap_or_default();
+        self.step.round(self.wide.sum(terms))
     }
 
     /// W·x for every row x of `input`; every output is one [`Rounding::row_product`].
@@ -135,15 +145,15 @@ impl Rounding {
     pub fn apply(&self, matrix: &Matrix, input: &BoundedRows) -> BoundedRows {
         debug_assert_eq!(input.width, matrix.columns());
         let (outputs, tokens) = (matrix.rows(), input.count());
-        let split: Vec<Split> = input.iter().map(Split::new).collect();
+        let split = Split::new(input.iter());
         let mut turned = vec![Bounded::default(); outputs * tokens];
         let fill = |buffers: &mut [Vec<f64>; 2], (output, row): (usize, &mut [Bounded])| {
             let [widened, sizes] = buffers;
             let weights = matrix.row(output, widened);
             sizes.clear();
             sizes.extend(weights.iter().map(|w| w.abs()));
-            for (out, x) in row.iter_mut().zip(&split) {
-                *out = self.step.round(self.wide.sum(x.terms(weights, sizes)));
+            for (out, terms) in row.iter_mut().zip(split.terms(weights, sizes)) {
+                *out = self.step.round(self.wide.sum(terms));
             }
         };
         let buffers = <[Vec<f64>; 2]>::default;
