@@ -44,8 +44,8 @@ pub struct GatesArgs {
     /// Run only the gates that fit: SET/GATE, GATE, or either with @SUBJECT; * and ? are wild
     #[arg(long, value_name = "GLOB")]
     only: Option<String>,
-    /// Leave nothing out (minutes): `invariance` over every combination of its factors; with
-    /// --mutants every cell of the matrix
+    /// Leave nothing out (minutes): `invariance` over every combination of its factors, every gate
+    /// on the mild twin too; with --mutants every cell of the matrix
     #[arg(long, conflicts_with = "list")]
     exhaustive: bool,
     /// List the gates and run none
@@ -152,6 +152,12 @@ fn list(args: &GatesArgs) -> Result<Exit, CommandError> {
     Ok(Exit::Conforms)
 }
 
+/// The command of --engine-cmd, else the subjects that ship.
+fn subjects_of(args: &GatesArgs) -> Result<Vec<Box<dyn SubjectSource>>, CommandError> {
+    let command = engine_command(args)?;
+    Ok(command.map_or_else(subjects::shipped, |command| vec![command]))
+}
+
 fn climb(args: &GatesArgs) -> Result<Exit, CommandError> {
     let start = Instant::now();
     let only = args.only.as_deref().map(Glob::new);
@@ -170,10 +176,10 @@ fn climb(args: &GatesArgs) -> Result<Exit, CommandError> {
     } else {
         open_evidence(args)?
     };
-    let subjects = match engine_command(args)? {
-        Some(command) => vec![command],
-        None => subjects::shipped(),
-    };
+    if args.exhaustive {
+        sets.iter_mut().for_each(SetState::ask_everything);
+    }
+    let subjects = subjects_of(args)?;
     if args.engine_cmd.is_some() && args.mla_norm_eps != MLA_NORM_EPS {
         answer_anew(&mut sets, args.mla_norm_eps)?;
     }

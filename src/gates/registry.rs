@@ -18,7 +18,7 @@ pub struct Gate {
     /// The kind of mistake it is there for.
     pub catches: &'static str,
     /// Which sets it can be run on.
-    pub applies: fn(&EvidenceSet) -> bool,
+    pub applies: fn(&EvidenceSet) -> Applies,
     /// Judges one subject on one set.
     pub check: fn(&Context<'_>) -> Outcome,
 }
@@ -29,24 +29,36 @@ impl std::fmt::Debug for Gate {
     }
 }
 
-fn always(_set: &EvidenceSet) -> bool {
-    true
+/// Whether a gate can be run on a set; if not, why.
+pub type Applies = Result<(), &'static str>;
+
+fn always(_set: &EvidenceSet) -> Applies {
+    Ok(())
 }
 
-fn no_twin(set: &EvidenceSet) -> bool {
-    !set.twin
+/// What does not depend on the values of the weights is asked once.
+fn no_twin(set: &EvidenceSet) -> Applies {
+    let is_twin =
+        "same files and shapes as its twin's, where this is asked; --exhaustive asks again";
+    if set.twin { Err(is_twin) } else { Ok(()) }
 }
 
-fn has_long(set: &EvidenceSet) -> bool {
-    set.long.is_some()
+fn has_long(set: &EvidenceSet) -> Applies {
+    let has = set.long.is_some();
+    has.then_some(()).ok_or("the set has no long sequence")
 }
 
-fn has_stages(set: &EvidenceSet) -> bool {
-    set.stage_rows > 0 || set.router.is_some() || set.layer_outputs.is_some()
+fn has_stages(set: &EvidenceSet) -> Applies {
+    let has = set.stage_rows > 0 || set.router.is_some() || set.layer_outputs.is_some();
+    has.then_some(())
+        .ok_or("the set has no stage tensors, routing or layer outputs")
 }
 
-fn has_padded_log_decay(set: &EvidenceSet) -> bool {
-    no_twin(set) && set.config.kda_num_heads < set.config.kda_head_dim
+fn has_padded_log_decay(set: &EvidenceSet) -> Applies {
+    no_twin(set)?;
+    let has = set.config.kda_num_heads < set.config.kda_head_dim;
+    has.then_some(())
+        .ok_or("A_log has no padding at this shape")
 }
 
 /// The gate on all logits of the full ids.

@@ -73,6 +73,13 @@ impl SetState {
             Self::NotRun { name, .. } => name,
         }
     }
+
+    /// Asks a twin also what is asked of the set it is the twin of.
+    pub fn ask_everything(&mut self) {
+        if let Self::Ready(set) = self {
+            set.twin = false;
+        }
+    }
 }
 
 /// One line of the ladder: a gate, a set, a subject and what came out.
@@ -180,7 +187,12 @@ pub fn run(plan: &Plan<'_>) -> Vec<Row> {
             outcome,
         }
     };
-    in_parallel(plan.threads, rungs.len() * count, row_of)
+    // From the top: the upper rungs take longest, and a long one begun last would have one thread
+    // wait for another.
+    let jobs = rungs.len() * count;
+    let mut rows = in_parallel(plan.threads, jobs, |job| row_of(jobs - 1 - job));
+    rows.reverse();
+    rows
 }
 
 fn contexts_of<'a>(plan: &Plan<'a>, state: &'a SetState) -> Vec<Context<'a>> {
@@ -209,11 +221,8 @@ fn judge_kernel(plan: &Plan<'_>, gate: &KernelGate, source: &dyn SubjectSource) 
 /// Runs one gate in one context.
 #[must_use]
 pub fn judge(gate: &Gate, context: &Context<'_>) -> Outcome {
-    if !(gate.applies)(context.set) {
-        return Outcome::new(
-            Verdict::NotApplicable,
-            "the set has no such answers, or is another one's twin",
-        );
+    if let Err(reason) = (gate.applies)(context.set) {
+        return Outcome::new(Verdict::NotApplicable, reason);
     }
     if context.source.logits_only() && !GATES_OF_LOGITS.contains(&gate.id) {
         let summary = "a command is judged by its logits and ids";
