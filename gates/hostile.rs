@@ -8,13 +8,19 @@
 mod bind;
 #[path = "hostile/config.rs"]
 mod config;
+#[path = "hostile/config_layers.rs"]
+mod config_layers;
 #[path = "hostile/folder.rs"]
 mod folder;
 #[path = "hostile/header.rs"]
 mod header;
+#[path = "hostile/header_damage.rs"]
+mod header_damage;
 #[path = "hostile/index.rs"]
 mod index;
 #[path = "hostile/json.rs"]
 mod json;
 #[path = "hostile/make.rs"]
 mod make;
+#[path = "hostile/release.rs"]
+mod release;

@@ -9,7 +9,8 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use k3_verify::checkpoint::binding::{Binding, UnusedClass, bind_names};
+use k3_verify::checkpoint::UnusedClass;
+use k3_verify::checkpoint::binding::{Binding, bind_names};
 use k3_verify::checkpoint::index::ShardIndex;
 use k3_verify::checkpoint::mxfp4::{ExpertMatrix, MatrixPlace, decode_matrix};
 use k3_verify::checkpoint::names::{Role, VISION};

@@ -22,6 +22,12 @@ from k3 import Config, Model, Weights
 from tensor_files import read_checkpoint
 from wrong_variants import VARIANTS
 
+# Each enters its variants into the list.
+import wrong_stream  # noqa: F401
+import wrong_kda  # noqa: F401
+import wrong_mla  # noqa: F401
+import wrong_moe  # noqa: F401
+
 SET = Path(__file__).resolve().parent.parent / "fixtures" / "tiny"
 TABLE = Path(__file__).resolve().parent / "sensitivity.tsv"
 LIMIT = 1e-4

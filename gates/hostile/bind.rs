@@ -1,6 +1,6 @@
 //! Binding: what a checkpoint must have, in which dtype and shape, and what is left over.
 
-use k3_verify::checkpoint::binding::UnusedClass;
+use k3_verify::checkpoint::UnusedClass;
 use k3_verify::checkpoint::shape::ShapeError;
 use k3_verify::checkpoint::{BindError, Binding, Checkpoint, Dtype, ModelShape, Role};
 use serde_json::json;

@@ -9,20 +9,20 @@
 //! Not here: values. (A padded tail of `A_log` that is not zero shows when it is loaded.)
 
 use std::collections::BTreeMap;
-use std::fmt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use rayon::prelude::*;
-use thiserror::Error;
 
-use super::dtype::Dtype;
+use super::bind_error::BindError;
 use super::index::{INDEX_FILE, ShardIndex};
-use super::names::{
-    EXPERT_ROLES, LAYER_PREFIX, PROJECTOR_PREFIX, Role, TEXT_PREFIX, VISION_PREFIX,
-};
+use super::names::{EXPERT_ROLES, Role};
 use super::plan::{ExpectedTensor, tensor_count, visit_layer, visit_model};
-use super::shape::{ModelShape, ShapeError};
+use super::shape::ModelShape;
 use super::store::{Checkpoint, TensorId};
+use super::unused::{
+    Unused, UnusedClass, classify, count_classes, layer_of, released_residuals, residual_spelling,
+    zero_residuals,
+};
 use crate::config::RawConfig;
 
 /// How many names an error lists; it counts all of them.
@@ -30,161 +30,7 @@ const LISTED: usize = 24;
 
 /// Most missing tensors that are worth naming: twice the released model. A config within its limits
 /// can imply 25 billion tensors, which would take hours to look up.
-const MAX_MISSING: u64 = 1_000_000;
-
-/// One way a checkpoint does not fit its config.
-#[derive(Debug, Error)]
-pub enum BindError {
-    /// A raw config that was not made by its reader.
-    #[error(transparent)]
-    Shape(#[from] ShapeError),
-    /// A config that implies far more tensors than there are.
-    #[error(
-        "{}: the config's layers and num_experts imply {expected} tensors, there are {got}; more \
-         than {MAX_MISSING} missing ones are not looked for",
-        path.display()
-    )]
-    TooManyExpected {
-        /// The checkpoint or index.
-        path: PathBuf,
-        /// Tensors by the config.
-        expected: u64,
-        /// Names there are.
-        got: u64,
-    },
-    /// Tensors that the config implies and the checkpoint does not have.
-    #[error(
-        "{}: {count} tensor(s) missing: {}{}", path.display(), listing(names, *count), hint(unknown)
-    )]
-    Missing {
-        /// The checkpoint.
-        path: PathBuf,
-        /// Full names: all, or a selection that has every layer concerned at least once as long as
-        /// there is room.
-        names: Vec<String>,
-        /// How many there are.
-        count: u64,
-        /// Tensors of the text model that have no place, as a hint; a selection.
-        unknown: Vec<String>,
-    },
-    /// Another element type than the release's.
-    #[error(
-        "{}: tensor {tensor:?} ({role:?}): expected dtype {expected}, got {got}", path.display()
-    )]
-    WrongDtype {
-        /// The shard.
-        path: PathBuf,
-        /// Full name.
-        tensor: String,
-        /// What it is in the model.
-        role: Role,
-        /// The release's type.
-        expected: Dtype,
-        /// The file's type.
-        got: Dtype,
-    },
-    /// Another shape than the config implies.
-    #[error(
-        "{}: tensor {tensor:?} ({role:?}): expected shape {expected:?} by the config, got {got:?}",
-        path.display()
-    )]
-    WrongShape {
-        /// The shard.
-        path: PathBuf,
-        /// Full name.
-        tensor: String,
-        /// What it is in the model.
-        role: Role,
-        /// The config's shape.
-        expected: Vec<usize>,
-        /// The file's shape.
-        got: Vec<usize>,
-    },
-    /// A residual tensor under its name, and another that is one by another spelling.
-    #[error(
-        "{}: tensor {tensor:?} is a second spelling of a residual norm or projection that stands \
-         under its released name as well",
-        path.display()
-    )]
-    BothSpellings {
-        /// The checkpoint.
-        path: PathBuf,
-        /// The name that is not the released one.
-        tensor: String,
-    },
-}
-
-fn listing(names: &[String], count: u64) -> String {
-    let shown: Vec<_> = names
-        .iter()
-        .map(|name| name.escape_debug().to_string())
-        .collect();
-    let mut text = shown.join(", ");
-    if count > names.len() as u64 {
-        text.push_str(&format!(", … ({} more)", count - names.len() as u64));
-    }
-    text
-}
-
-fn hint(unknown: &[String]) -> String {
-    if unknown.is_empty() {
-        return String::new();
-    }
-    format!(
-        "; names there that are not known: {}",
-        listing(unknown, unknown.len() as u64)
-    )
-}
-
-/// Why a tensor has no place in the computation.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum UnusedClass {
-    /// The vision tower.
-    VisionTower,
-    /// The projector behind the vision tower.
-    MmProjector,
-    /// Residual weights of a layer that has no bank to mix: `self_attention_res_*` of layer 0.
-    ResidualBeforeFirstBank,
-    /// A layer index that the config does not have.
-    LayerPastEnd,
-    /// A name under a layer of the model that is none of its tensors.
-    UnknownInLayer,
-    /// Any other name.
-    Unknown,
-}
-
-impl UnusedClass {
-    /// Whether the release has such tensors; the others deserve a look.
-    #[must_use]
-    pub fn is_released(self) -> bool {
-        matches!(
-            self,
-            Self::VisionTower | Self::MmProjector | Self::ResidualBeforeFirstBank
-        )
-    }
-}
-
-impl fmt::Display for UnusedClass {
-    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        f.write_str(match self {
-            Self::VisionTower => "vision tower",
-            Self::MmProjector => "vision projector",
-            Self::ResidualBeforeFirstBank => "residual weights of layer 0, which has no bank yet",
-            Self::LayerPastEnd => "layer past the end of the config",
-            Self::UnknownInLayer => "unknown name in a layer",
-            Self::Unknown => "unknown name",
-        })
-    }
-}
-
-/// A tensor without a place.
-#[derive(Debug, Clone, Copy, PartialEq, Eq)]
-pub struct Unused {
-    /// Which tensor.
-    pub id: TensorId,
-    /// Why.
-    pub class: UnusedClass,
-}
+pub(super) const MAX_MISSING: u64 = 1_000_000;
 
 /// The six tensors of one routed expert.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -653,83 +499,4 @@ fn select_missing<'a>(tables: impl Iterator<Item = &'a PlaceTable> + Clone) -> V
     let each = (LISTED / concerned.max(1)).max(1);
     let names = tables.flat_map(|table| table.missing.iter().take(each));
     names.take(LISTED).cloned().collect()
-}
-
-/// Names of residual weights that no mix ever reads.
-fn zero_residuals(shape: &ModelShape) -> Vec<String> {
-    let layers = shape.layers.iter().enumerate();
-    let without = layers
-        .filter(|(_, layer)| layer.attention_banks == 0)
-        .map(|(index, _)| index);
-    let roles = [Role::AttentionResNorm, Role::AttentionResProj];
-    without
-        .flat_map(|layer| roles.map(|role| role.name(layer, 0)))
-        .collect()
-}
-
-fn classify(name: &str, shape: &ModelShape, zero_residuals: &[String]) -> UnusedClass {
-    if name.starts_with(VISION_PREFIX) {
-        return UnusedClass::VisionTower;
-    }
-    if name.starts_with(PROJECTOR_PREFIX) {
-        return UnusedClass::MmProjector;
-    }
-    if zero_residuals.iter().any(|known| known == name) {
-        return UnusedClass::ResidualBeforeFirstBank;
-    }
-    match layer_of(name) {
-        Some(layer) if layer >= shape.layers.len() => UnusedClass::LayerPastEnd,
-        Some(_) => UnusedClass::UnknownInLayer,
-        None => UnusedClass::Unknown,
-    }
-}
-
-/// The layer that a name belongs to by its prefix.
-fn layer_of(name: &str) -> Option<usize> {
-    name.strip_prefix(LAYER_PREFIX)?
-        .split_once('.')?
-        .0
-        .parse()
-        .ok()
-}
-
-#[derive(Clone, Copy, PartialEq, Eq)]
-enum ResidualPart {
-    Norm,
-    Proj,
-}
-
-/// The released names that another spelling of a residual tensor could stand for.
-fn released_residuals(part: ResidualPart, layer: Option<usize>) -> &'static [Role] {
-    match (part, layer) {
-        (ResidualPart::Norm, None) => &[Role::OutputResNorm],
-        (ResidualPart::Proj, None) => &[Role::OutputResProj],
-        (ResidualPart::Norm, Some(_)) => &[Role::AttentionResNorm, Role::MlpResNorm],
-        (ResidualPart::Proj, Some(_)) => &[Role::AttentionResProj, Role::MlpResProj],
-    }
-}
-
-/// Whether a name of the text model looks like a residual norm or projection.
-fn residual_spelling(name: &str) -> Option<ResidualPart> {
-    let words: Vec<_> = name.strip_prefix(TEXT_PREFIX)?.split(['.', '_']).collect();
-    if !words
-        .iter()
-        .any(|word| matches!(*word, "res" | "residual" | "residuals"))
-    {
-        return None;
-    }
-    let last = words.iter().rev().find(|word| **word != "weight")?;
-    match *last {
-        "norm" | "layernorm" => Some(ResidualPart::Norm),
-        "proj" | "projection" | "query" => Some(ResidualPart::Proj),
-        _ => None,
-    }
-}
-
-fn count_classes(classes: impl Iterator<Item = UnusedClass>) -> BTreeMap<UnusedClass, usize> {
-    let mut counts = BTreeMap::new();
-    for class in classes {
-        *counts.entry(class).or_insert(0) += 1;
-    }
-    counts
 }

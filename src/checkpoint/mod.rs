@@ -8,13 +8,17 @@
 //!
 //! The reference shares none of this: it has a reader of its own.
 
+mod bind_error;
 pub mod binding;
 pub mod dtype;
 pub mod foreign;
 pub mod header;
+mod header_error;
 pub mod identity;
 pub mod index;
 pub mod json;
+mod json_error;
+mod json_value;
 pub mod link;
 pub mod mxfp4;
 pub mod name_table;
@@ -23,11 +27,14 @@ pub mod plan;
 pub mod shape;
 pub mod shard;
 pub mod store;
+pub mod unused;
 pub mod write;
 
-pub use binding::{BindError, Binding, ExpertTensors, Unused, UnusedClass};
+pub use bind_error::BindError;
+pub use binding::{Binding, ExpertTensors};
 pub use dtype::Dtype;
 pub use names::Role;
 pub use shape::{LayerKind, LayerShape, MlpKind, ModelShape};
 pub use shard::ReadError;
 pub use store::{Checkpoint, CheckpointError, TensorId, TensorInfo};
+pub use unused::{Unused, UnusedClass};

@@ -16,7 +16,7 @@ use super::pack::{Pack, PackError};
 use super::read::BlockFile;
 use super::runs::{Run, open_shards};
 use super::vocabulary::StreamedVocabulary;
-use crate::checkpoint::binding::BindError;
+use crate::checkpoint::BindError;
 use crate::checkpoint::identity::{Identity, IdentityError, identity};
 use crate::checkpoint::plan::visit_layer;
 use crate::checkpoint::{Binding, Checkpoint, CheckpointError, ReadError};
