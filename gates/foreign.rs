@@ -10,6 +10,7 @@
 
 mod support;
 
+use k3_verify::gates::subject::Opening;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -107,7 +108,12 @@ fn compute(
     let eps = options
         .get("eps")
         .map_or(MLA_NORM_EPS, |eps| eps.parse().unwrap());
-    let subject = source.open(folder, &config, eps).unwrap();
+    let model = Opening {
+        dir: folder,
+        config: &config,
+        mla_norm_eps: eps,
+    };
+    let subject = source.open(model).unwrap();
     let mut sequence = subject.sequence();
     decode(sequence.as_mut(), ids, count, dump)
 }

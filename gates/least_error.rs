@@ -36,9 +36,7 @@ fn committed(name: &str) -> String {
 
 /// Bits of all logits and stages; the ids come in two calls, so that state is carried.
 fn computed(source: &dyn SubjectSource, set: &EvidenceSet) -> (Vec<u64>, StageDump) {
-    let subject = source
-        .open(&set.model_dir, &set.config, MLA_NORM_EPS)
-        .unwrap();
+    let subject = source.open(set.opening(MLA_NORM_EPS)).unwrap();
     let mut sequence = subject.sequence();
     let mut dump = StageDump::default();
     let (first, second) = set.prompt_ids.split_at(set.prompt_ids.len() / 2);

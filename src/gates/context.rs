@@ -67,10 +67,7 @@ impl<'a> Context<'a> {
     ///
     /// What the subject said when it refused the checkpoint.
     pub fn subject(&self) -> Result<&dyn Subject, SubjectError> {
-        let open = || {
-            self.source
-                .open(&self.set.model_dir, &self.set.config, self.mla_norm_eps)
-        };
+        let open = || self.source.open(self.set.opening(self.mla_norm_eps));
         self.opened
             .get_or_init(open)
             .as_deref()

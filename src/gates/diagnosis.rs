@@ -115,7 +115,7 @@ fn nearest(context: &Context<'_>, mutants: &[Mutant], logits: &[f64]) -> Vec<Dis
         let run = || {
             let source = mutants[place].source.as_ref();
             let set = context.set;
-            let subject = source.open(&set.model_dir, &set.config, context.mla_norm_eps);
+            let subject = source.open(set.opening(context.mla_norm_eps));
             let values = subject
                 .ok()?
                 .sequence()
@@ -168,7 +168,7 @@ fn dump(context: &Context<'_>, source: &dyn SubjectSource, ids: &[u32]) -> Optio
         Precision::F64 | Precision::F32
     ));
     let set = context.set;
-    let subject = source.open(&set.model_dir, &set.config, context.mla_norm_eps);
+    let subject = source.open(set.opening(context.mla_norm_eps));
     let mut dump = StageDump::default();
     subject.ok()?.sequence().feed(ids, &mut dump).ok()?;
     Some(dump)

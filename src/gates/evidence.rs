@@ -11,7 +11,7 @@ use serde::Deserialize;
 use thiserror::Error;
 
 use crate::config::{ConfigError, RawConfig};
-use crate::gates::subject::argmax;
+use crate::gates::subject::{Opening, argmax};
 use crate::stages::{StageKey, StageTensor, StageValues};
 use crate::tensor_file::{TensorFileError, TensorValues, read_tensors};
 
@@ -181,6 +181,16 @@ pub struct EvidenceSet {
 }
 
 impl EvidenceSet {
+    /// Its checkpoint, for a subject with this ε.
+    #[must_use]
+    pub fn opening(&self, mla_norm_eps: f64) -> Opening<'_> {
+        Opening {
+            dir: &self.model_dir,
+            config: &self.config,
+            mla_norm_eps,
+        }
+    }
+
     /// Reads the set in `dir`.
     ///
     /// # Errors

@@ -9,7 +9,7 @@ use std::path::Path;
 
 use super::kernel_bounds::f32_bound;
 use super::outcome::{NamedComparison, Outcome, Verdict};
-use super::subject::{Precision, SubjectSource};
+use super::subject::{KernelCase, Precision, SubjectSource};
 use crate::compare::{Budget, compare};
 use crate::config::RawConfig;
 use crate::stages::StageValues;
@@ -196,7 +196,12 @@ impl KernelFixtures {
     pub fn judge(&self, gate: &KernelGate, source: &dyn SubjectSource) -> Outcome {
         let mut comparisons = Vec::new();
         for case in self.cases.get(gate.kernel).into_iter().flatten() {
-            let outputs = match source.operation(gate.kernel, &case.inputs, &self.config) {
+            let asked = KernelCase {
+                kernel: gate.kernel,
+                inputs: &case.inputs,
+                config: &self.config,
+            };
+            let outputs = match source.operation(asked) {
                 None => {
                     let summary = format!("{} has no such operation", source.name());
                     return Outcome::new(Verdict::NotApplicable, summary);

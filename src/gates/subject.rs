@@ -70,31 +70,48 @@ pub fn argmax(values: &[f64]) -> Option<u32> {
     best.and_then(|(index, _)| u32::try_from(index).ok())
 }
 
+/// What a subject is opened on.
+#[derive(Debug, Clone, Copy)]
+pub struct Opening<'a> {
+    /// Folder of the checkpoint.
+    pub dir: &'a Path,
+    /// Its config.
+    pub config: &'a RawConfig,
+    /// ε of MLA's two low-rank norms.
+    pub mla_norm_eps: f64,
+}
+
+/// What a kernel fixture asks of one operation.
+#[derive(Debug, Clone, Copy)]
+pub struct KernelCase<'a> {
+    /// Name of the kernel.
+    pub kernel: &'a str,
+    /// Inputs by name.
+    pub inputs: &'a Tensors,
+    /// Where sizes and constants come from that the inputs do not say.
+    pub config: &'a RawConfig,
+}
+
+/// Outputs of an operation by name.
+pub type Outputs = BTreeMap<String, Vec<f64>>;
+
+/// What came of a kernel case; `None` where the subject has no such operation of its own.
+pub type Answer = Option<Result<Outputs, SubjectError>>;
+
 /// Something that can be opened on a checkpoint.
 pub trait SubjectSource: Sync {
     /// Name in reports, for example `reference`.
     fn name(&self) -> &str;
     /// Precision of its activations, from which its budgets follow.
     fn precision(&self) -> Precision;
-    /// Opens the checkpoint in `model_dir`.
+    /// Opens a checkpoint.
     ///
     /// # Errors
     ///
     /// [`SubjectError::Refused`] when the checkpoint does not bind.
-    fn open(
-        &self,
-        model_dir: &Path,
-        config: &RawConfig,
-        mla_norm_eps: f64,
-    ) -> Result<Box<dyn Subject>, SubjectError>;
-    /// Runs one operation on the inputs of a kernel fixture; `None` where the subject has no such
-    /// operation of its own. What a case does not say is taken from `config`.
-    fn operation(
-        &self,
-        kernel: &str,
-        inputs: &Tensors,
-        config: &RawConfig,
-    ) -> Option<Result<BTreeMap<String, Vec<f64>>, SubjectError>>;
+    fn open(&self, model: Opening<'_>) -> Result<Box<dyn Subject>, SubjectError>;
+    /// Runs one operation on the inputs of a kernel fixture.
+    fn operation(&self, case: KernelCase<'_>) -> Answer;
     /// Other ways to run it (threads, chunks, kernel paths); none where there is no choice.
     fn variants(&self) -> Vec<Variant> {
         Vec::new()

@@ -9,7 +9,7 @@ use std::path::Path;
 use crate::checkpoint::Checkpoint;
 use crate::gates::context::Context;
 use crate::gates::outcome::Outcome;
-use crate::gates::subject::SubjectError;
+use crate::gates::subject::{Opening, SubjectError};
 use crate::stages::NoStages;
 
 /// What is wrong with the copy.
@@ -68,9 +68,11 @@ fn refuses(context: &Context<'_>, fault: Fault, must_name: &str) -> Outcome {
 /// Opens the copy and runs the full ids through it.
 fn run_on(context: &Context<'_>, model_dir: &Path) -> Result<(), SubjectError> {
     let set = context.set;
-    let subject = context
-        .source
-        .open(model_dir, &set.config, context.mla_norm_eps)?;
+    let copy = Opening {
+        dir: model_dir,
+        ..set.opening(context.mla_norm_eps)
+    };
+    let subject = context.source.open(copy)?;
     subject
         .sequence()
         .feed(&set.full.ids, &mut NoStages)

@@ -33,8 +33,7 @@ fn judge(context: &Context<'_>) -> Result<Vec<NamedComparison>, SubjectError> {
         context.source.variants()
     };
     for variant in variants {
-        let (dir, config) = (&set.model_dir, &set.config);
-        let subject = variant.source.open(dir, config, context.mla_norm_eps)?;
+        let subject = variant.source.open(set.opening(context.mla_norm_eps))?;
         let ids = &set.full.ids[..variant.tokens.min(set.full.ids.len())];
         let logits = subject.sequence().feed(ids, &mut NoStages)?;
         let expected = first_rows(expected, ids.len());

@@ -1,15 +1,14 @@
 //! The command as a subject: every feed is a launch on everything fed so far.
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::sync::OnceLock;
 
 use super::Template;
 use super::launch::{LaunchError, Output, launch};
 use crate::compare::Precision;
-use crate::config::RawConfig;
-use crate::gates::kernels::Tensors;
-use crate::gates::subject::{Generation, Logits, Sequence, Subject, SubjectError, SubjectSource};
+use crate::gates::subject::{
+    Answer, Generation, KernelCase, Logits, Opening, Sequence, Subject, SubjectError, SubjectSource,
+};
 use crate::stages::StageSink;
 
 /// Name in reports.
@@ -33,26 +32,16 @@ impl SubjectSource for EngineCommand {
         self.precision
     }
 
-    fn open(
-        &self,
-        model_dir: &Path,
-        config: &RawConfig,
-        _mla_norm_eps: f64,
-    ) -> Result<Box<dyn Subject>, SubjectError> {
+    fn open(&self, model: Opening<'_>) -> Result<Box<dyn Subject>, SubjectError> {
         Ok(Box::new(OnCheckpoint {
             template: self.template.clone(),
-            model: model_dir.to_owned(),
-            vocabulary: config.vocab_size,
+            model: model.dir.to_owned(),
+            vocabulary: model.config.vocab_size,
             form: OnceLock::new(),
         }))
     }
 
-    fn operation(
-        &self,
-        _kernel: &str,
-        _inputs: &Tensors,
-        _config: &RawConfig,
-    ) -> Option<Result<BTreeMap<String, Vec<f64>>, SubjectError>> {
+    fn operation(&self, _case: KernelCase<'_>) -> Answer {
         None
     }
 

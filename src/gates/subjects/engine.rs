@@ -1,17 +1,14 @@
 //! The engine as a subject, with the run options that must change no bit, and its mutants.
 
 use std::any::Any;
-use std::collections::BTreeMap;
-use std::path::Path;
 use std::sync::Arc;
 
 use super::{engine_kernels, streamed};
 use crate::checkpoint::Checkpoint;
-use crate::config::RawConfig;
-use crate::gates::kernels::Tensors;
 use crate::gates::kill_matrix::Mutant;
 use crate::gates::subject::{
-    Logits, Precision, Sequence, Subject, SubjectError, SubjectSource, Variant,
+    Answer, KernelCase, Logits, Opening, Precision, Sequence, Subject, SubjectError, SubjectSource,
+    Variant,
 };
 use crate::kernels::path::KernelPath;
 use crate::model::mutants::perturbed::Site;
@@ -40,10 +37,11 @@ pub fn engine_mutants() -> Vec<Mutant> {
             family: mutant.family.letter(),
             clauses: mutant.clauses.to_vec(),
             what: mutant.what,
-            source: Box::new(MutantSource {
+            source: Box::new(Wrong {
                 name: format!("engine with {}", mutant.id),
-                mutant,
+                make: Arc::new(move || mutant.operations()),
                 options: EngineOptions::default(),
+                is_varied: true,
             }),
         })
         .collect()
@@ -52,8 +50,12 @@ pub fn engine_mutants() -> Vec<Mutant> {
 /// The engine with one value off by a relative error.
 #[must_use]
 pub fn perturbed(site: Site, delta: f64) -> Box<dyn SubjectSource> {
-    let name = format!("engine with {} off by {delta:e}", site.id);
-    Box::new(PerturbedSource { name, site, delta })
+    Box::new(Wrong {
+        name: format!("engine with {} off by {delta:e}", site.id),
+        make: Arc::new(move || site.operations(delta)),
+        options: EngineOptions::default(),
+        is_varied: false,
+    })
 }
 
 struct Production {
@@ -61,16 +63,13 @@ struct Production {
     options: EngineOptions,
 }
 
-struct MutantSource {
+/// The engine over operations that are wrong somewhere, made anew each time it is opened.
+struct Wrong {
     name: String,
-    mutant: mutants::EngineMutant,
+    make: Arc<dyn Fn() -> Arc<dyn Operations> + Send + Sync>,
     options: EngineOptions,
-}
-
-struct PerturbedSource {
-    name: String,
-    site: Site,
-    delta: f64,
+    /// Whether it can be run in another way as well.
+    is_varied: bool,
 }
 
 struct EngineSubject<O: Operations + ?Sized> {
@@ -83,12 +82,16 @@ fn refused(error: impl std::error::Error) -> SubjectError {
 
 fn open<O: Operations + ?Sized + 'static>(
     operations: Arc<O>,
-    model_dir: &Path,
-    config: &RawConfig,
+    model: Opening<'_>,
     options: EngineOptions,
 ) -> Result<Box<dyn Subject>, SubjectError> {
-    let checkpoint = Checkpoint::open(model_dir).map_err(refused)?;
-    let engine = Engine::resident(operations, config, &checkpoint, options).map_err(refused)?;
+    let checkpoint = Checkpoint::open(model.dir).map_err(refused)?;
+    let options = EngineOptions {
+        mla_norm_eps: model.mla_norm_eps,
+        ..options
+    };
+    let engine = Engine::resident(operations, model.config, &checkpoint, options);
+    let engine = engine.map_err(refused)?;
     Ok(Box::new(EngineSubject {
         engine: Arc::new(engine),
     }))
@@ -103,31 +106,12 @@ impl SubjectSource for Production {
         Precision::F32
     }
 
-    fn open(
-        &self,
-        model_dir: &Path,
-        config: &RawConfig,
-        mla_norm_eps: f64,
-    ) -> Result<Box<dyn Subject>, SubjectError> {
-        let options = EngineOptions {
-            mla_norm_eps,
-            ..self.options
-        };
-        open(
-            Arc::new(Contract { path: self.path }),
-            model_dir,
-            config,
-            options,
-        )
+    fn open(&self, model: Opening<'_>) -> Result<Box<dyn Subject>, SubjectError> {
+        open(Arc::new(Contract { path: self.path }), model, self.options)
     }
 
-    fn operation(
-        &self,
-        kernel: &str,
-        inputs: &Tensors,
-        config: &RawConfig,
-    ) -> Option<Result<BTreeMap<String, Vec<f64>>, SubjectError>> {
-        engine_kernels::run(&Contract { path: self.path }, kernel, inputs, config)
+    fn operation(&self, case: KernelCase<'_>) -> Answer {
+        engine_kernels::run(&Contract { path: self.path }, case)
     }
 
     fn variants(&self) -> Vec<Variant> {
@@ -165,7 +149,7 @@ impl SubjectSource for Production {
     }
 }
 
-impl SubjectSource for MutantSource {
+impl SubjectSource for Wrong {
     fn name(&self) -> &str {
         &self.name
     }
@@ -174,29 +158,18 @@ impl SubjectSource for MutantSource {
         Precision::F32
     }
 
-    fn open(
-        &self,
-        model_dir: &Path,
-        config: &RawConfig,
-        mla_norm_eps: f64,
-    ) -> Result<Box<dyn Subject>, SubjectError> {
-        let options = EngineOptions {
-            mla_norm_eps,
-            ..self.options
-        };
-        open(self.mutant.operations(), model_dir, config, options)
+    fn open(&self, model: Opening<'_>) -> Result<Box<dyn Subject>, SubjectError> {
+        open((self.make)(), model, self.options)
     }
 
-    fn operation(
-        &self,
-        kernel: &str,
-        inputs: &Tensors,
-        config: &RawConfig,
-    ) -> Option<Result<BTreeMap<String, Vec<f64>>, SubjectError>> {
-        engine_kernels::run(&*self.mutant.operations(), kernel, inputs, config)
+    fn operation(&self, case: KernelCase<'_>) -> Answer {
+        engine_kernels::run(&*(self.make)(), case)
     }
 
     fn variants(&self) -> Vec<Variant> {
+        if !self.is_varied {
+            return Vec::new();
+        }
         let options = EngineOptions {
             chunk_tokens: 3,
             threads: 2,
@@ -207,42 +180,11 @@ impl SubjectSource for MutantSource {
             tokens: usize::MAX,
             source: Box::new(Self {
                 name: self.name.clone(),
-                mutant: self.mutant,
+                make: Arc::clone(&self.make),
                 options,
+                is_varied: true,
             }),
         }]
-    }
-}
-
-impl SubjectSource for PerturbedSource {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::F32
-    }
-
-    fn open(
-        &self,
-        model_dir: &Path,
-        config: &RawConfig,
-        mla_norm_eps: f64,
-    ) -> Result<Box<dyn Subject>, SubjectError> {
-        let options = EngineOptions {
-            mla_norm_eps,
-            ..EngineOptions::default()
-        };
-        open(self.site.operations(self.delta), model_dir, config, options)
-    }
-
-    fn operation(
-        &self,
-        kernel: &str,
-        inputs: &Tensors,
-        config: &RawConfig,
-    ) -> Option<Result<BTreeMap<String, Vec<f64>>, SubjectError>> {
-        engine_kernels::run(&*self.site.operations(self.delta), kernel, inputs, config)
     }
 }
 

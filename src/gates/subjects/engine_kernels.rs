@@ -3,10 +3,9 @@
 //! Everything goes through [`Operations`], so that a mutant of the engine is a mutant here too.
 //! Inputs are f32 values that the fixture file widened; narrowing them again is exact.
 
-use super::inputs::{Inputs, Outputs, named};
+use super::inputs::{Inputs, named};
 use crate::config::RawConfig;
-use crate::gates::kernels::Tensors;
-use crate::gates::subject::SubjectError;
+use crate::gates::subject::{Answer, KernelCase, Outputs, SubjectError};
 use crate::kernels::kda::StepInputs;
 use crate::kernels::matrix::Matrix;
 use crate::kernels::router::Weighting;
@@ -16,14 +15,14 @@ use crate::kernels::sums::Vectors;
 use crate::model::{HeadAttention, Operations, Projection, Shape};
 
 /// Runs `kernel` on a case; `None` for a kernel that the engine does not know.
-pub fn run(
-    operations: &(impl Operations + ?Sized),
-    kernel: &str,
-    tensors: &Tensors,
-    config: &RawConfig,
-) -> Option<Result<Outputs, SubjectError>> {
-    let inputs = Inputs { tensors };
-    let outputs = match kernel {
+pub fn run(operations: &(impl Operations + ?Sized), case: KernelCase<'_>) -> Answer {
+    let (inputs, config) = (
+        Inputs {
+            tensors: case.inputs,
+        },
+        case.config,
+    );
+    let outputs = match case.kernel {
         "mxfp4-decode" => decode(operations, &inputs),
         "bf16-widen" => {
             let codes: Vec<u16> = inputs

@@ -1,11 +1,7 @@
 //! Inputs of a kernel case by name, and outputs likewise: what both adapters share.
 
-use std::collections::BTreeMap;
-
 use crate::gates::kernels::{Tensors, real};
-
-/// Outputs of an operation by name.
-pub type Outputs = BTreeMap<String, Vec<f64>>;
+use crate::gates::subject::Outputs;
 
 /// Inputs of a case, read by name; an absent one is empty.
 pub struct Inputs<'a> {

@@ -7,13 +7,10 @@ mod reference_kernels;
 mod streamed;
 mod wrapped;
 
-use std::collections::BTreeMap;
-use std::path::Path;
-
-use super::kernels::Tensors;
 use super::kill_matrix::Mutant;
-use super::subject::{Logits, Precision, Sequence, Subject, SubjectError, SubjectSource};
-use crate::config::RawConfig;
+use super::subject::{
+    Answer, KernelCase, Logits, Opening, Precision, Sequence, Subject, SubjectError, SubjectSource,
+};
 use crate::reference::{self, Formulas, RELEASED, ReferenceError};
 use crate::stages::StageSink;
 
@@ -83,24 +80,19 @@ impl SubjectSource for ReferenceSource {
         Precision::F64
     }
 
-    fn open(
-        &self,
-        model_dir: &Path,
-        config: &RawConfig,
-        mla_norm_eps: f64,
-    ) -> Result<Box<dyn Subject>, SubjectError> {
-        let model = reference::Model::open_with(model_dir, config, mla_norm_eps, &self.formulas)
-            .map_err(|error: ReferenceError| SubjectError::Refused(error.to_string()))?;
-        Ok(Box::new(model))
+    fn open(&self, model: Opening<'_>) -> Result<Box<dyn Subject>, SubjectError> {
+        let opened = reference::Model::open_with(
+            model.dir,
+            model.config,
+            model.mla_norm_eps,
+            &self.formulas,
+        )
+        .map_err(|error: ReferenceError| SubjectError::Refused(error.to_string()))?;
+        Ok(Box::new(opened))
     }
 
-    fn operation(
-        &self,
-        kernel: &str,
-        inputs: &Tensors,
-        config: &RawConfig,
-    ) -> Option<Result<BTreeMap<String, Vec<f64>>, SubjectError>> {
-        reference_kernels::run(&self.formulas, kernel, inputs, config)
+    fn operation(&self, case: KernelCase<'_>) -> Answer {
+        reference_kernels::run(&self.formulas, case)
     }
 }
 

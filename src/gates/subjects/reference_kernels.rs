@@ -4,10 +4,9 @@
 //! mutant here too. Operations of the arithmetic contract alone (row products, weighted sums) have
 //! no counterpart in the reference.
 
-use super::inputs::{Inputs, Outputs, named};
+use super::inputs::{Inputs, named};
 use crate::config::RawConfig;
-use crate::gates::kernels::Tensors;
-use crate::gates::subject::SubjectError;
+use crate::gates::subject::{Answer, KernelCase, Outputs, SubjectError};
 use crate::reference::formulas::{Formulas, NormSite, Part};
 use crate::reference::kda::{DecayInputs, StepInputs};
 use crate::reference::moe::decode_mxfp4;
@@ -23,14 +22,14 @@ fn rows_of(inputs: &Inputs<'_>, name: &str) -> Rows {
 }
 
 /// Runs `kernel` on a case; `None` where the reference has no such operation.
-pub fn run(
-    formulas: &Formulas,
-    kernel: &str,
-    tensors: &Tensors,
-    config: &RawConfig,
-) -> Option<Result<Outputs, SubjectError>> {
-    let inputs = Inputs { tensors };
-    let outputs = match kernel {
+pub fn run(formulas: &Formulas, case: KernelCase<'_>) -> Answer {
+    let (inputs, config) = (
+        Inputs {
+            tensors: case.inputs,
+        },
+        case.config,
+    );
+    let outputs = match case.kernel {
         "mxfp4-decode" => return Some(decode(formulas, &inputs)),
         "bf16-widen" => {
             let widen = |code: &f64| bf16_to_f64(*code as u16);

@@ -6,17 +6,16 @@
 //! resident and wrong when it is streamed, so `invariance` is where it must show.
 
 use std::any::Any;
-use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
 use super::engine_kernels;
 use crate::checkpoint::identity::Identity;
 use crate::config::RawConfig;
-use crate::gates::kernels::Tensors;
 use crate::gates::kill_matrix::Mutant;
 use crate::gates::subject::{
-    Logits, Precision, Sequence, Subject, SubjectError, SubjectSource, Variant,
+    Answer, KernelCase, Logits, Opening, Precision, Sequence, Subject, SubjectError, SubjectSource,
+    Variant,
 };
 use crate::generate::state_file::{Header, SavedState, save};
 use crate::kernels::path::KernelPath;
@@ -277,13 +276,8 @@ impl SubjectSource for Streamed {
         Precision::F32
     }
 
-    fn open(
-        &self,
-        model_dir: &Path,
-        config: &RawConfig,
-        mla_norm_eps: f64,
-    ) -> Result<Box<dyn Subject>, SubjectError> {
-        let files = self.files(model_dir)?;
+    fn open(&self, model: Opening<'_>) -> Result<Box<dyn Subject>, SubjectError> {
+        let (files, config) = (self.files(model.dir)?, model.config);
         let way = self.way;
         let pinned = if way.ring == 0 {
             (0..config.num_hidden_layers).collect()
@@ -301,7 +295,7 @@ impl SubjectSource for Streamed {
             habits: (self.habits)(config),
         };
         let options = EngineOptions {
-            mla_norm_eps,
+            mla_norm_eps: model.mla_norm_eps,
             ..way.options
         };
         let operations = Arc::new(Contract { path: way.path });
@@ -311,16 +305,11 @@ impl SubjectSource for Streamed {
         Ok(Box::new(StreamedSubject { streamed, way }))
     }
 
-    fn operation(
-        &self,
-        kernel: &str,
-        inputs: &Tensors,
-        config: &RawConfig,
-    ) -> Option<Result<BTreeMap<String, Vec<f64>>, SubjectError>> {
+    fn operation(&self, case: KernelCase<'_>) -> Answer {
         let contract = Contract {
             path: self.way.path,
         };
-        engine_kernels::run(&contract, kernel, inputs, config)
+        engine_kernels::run(&contract, case)
     }
 }
 
@@ -407,22 +396,12 @@ impl SubjectSource for WrongStream {
         Precision::F32
     }
 
-    fn open(
-        &self,
-        model_dir: &Path,
-        config: &RawConfig,
-        mla_norm_eps: f64,
-    ) -> Result<Box<dyn Subject>, SubjectError> {
-        self.base.open(model_dir, config, mla_norm_eps)
+    fn open(&self, model: Opening<'_>) -> Result<Box<dyn Subject>, SubjectError> {
+        self.base.open(model)
     }
 
-    fn operation(
-        &self,
-        kernel: &str,
-        inputs: &Tensors,
-        config: &RawConfig,
-    ) -> Option<Result<BTreeMap<String, Vec<f64>>, SubjectError>> {
-        self.base.operation(kernel, inputs, config)
+    fn operation(&self, case: KernelCase<'_>) -> Answer {
+        self.base.operation(case)
     }
 
     fn variants(&self) -> Vec<Variant> {

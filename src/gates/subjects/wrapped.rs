@@ -3,14 +3,14 @@
 //! These mistakes lie outside the formulas. A forgiving loader is modelled by what it amounts to:
 //! it computes on a damaged checkpoint as if the damage were not there.
 
-use std::collections::BTreeMap;
 use std::path::Path;
 
 use crate::config::RawConfig;
 use crate::gates::checks::damage::replace_text;
-use crate::gates::kernels::Tensors;
 use crate::gates::kill_matrix::Mutant;
-use crate::gates::subject::{Logits, Precision, Sequence, Subject, SubjectError, SubjectSource};
+use crate::gates::subject::{
+    Answer, KernelCase, Logits, Opening, Precision, Sequence, Subject, SubjectError, SubjectSource,
+};
 use crate::stages::StageSink;
 
 /// Rows that a batch kernel takes at once, in the mutant that forgets the rest.
@@ -94,33 +94,27 @@ impl SubjectSource for Forgiving {
         self.inner.precision()
     }
 
-    fn open(
-        &self,
-        model_dir: &Path,
-        config: &RawConfig,
-        mla_norm_eps: f64,
-    ) -> Result<Box<dyn Subject>, SubjectError> {
+    fn open(&self, model: Opening<'_>) -> Result<Box<dyn Subject>, SubjectError> {
         let failed = |error: std::io::Error| SubjectError::Failed(error.to_string());
         let folder = tempfile::tempdir().map_err(failed)?;
-        for entry in std::fs::read_dir(model_dir).map_err(failed)? {
+        for entry in std::fs::read_dir(model.dir).map_err(failed)? {
             let entry = entry.map_err(failed)?;
             std::fs::copy(entry.path(), folder.path().join(entry.file_name())).map_err(failed)?;
         }
-        (self.repair)(folder.path(), config);
-        let inner = self.inner.open(folder.path(), config, mla_norm_eps)?;
+        (self.repair)(folder.path(), model.config);
+        let copy = Opening {
+            dir: folder.path(),
+            ..model
+        };
+        let inner = self.inner.open(copy)?;
         Ok(Box::new(OnCopy {
             inner,
             _folder: folder,
         }))
     }
 
-    fn operation(
-        &self,
-        kernel: &str,
-        inputs: &Tensors,
-        config: &RawConfig,
-    ) -> Option<Result<BTreeMap<String, Vec<f64>>, SubjectError>> {
-        self.inner.operation(kernel, inputs, config)
+    fn operation(&self, case: KernelCase<'_>) -> Answer {
+        self.inner.operation(case)
     }
 }
 
@@ -146,23 +140,13 @@ impl SubjectSource for TailForgotten {
         self.inner.precision()
     }
 
-    fn open(
-        &self,
-        model_dir: &Path,
-        config: &RawConfig,
-        mla_norm_eps: f64,
-    ) -> Result<Box<dyn Subject>, SubjectError> {
-        let inner = self.inner.open(model_dir, config, mla_norm_eps)?;
+    fn open(&self, model: Opening<'_>) -> Result<Box<dyn Subject>, SubjectError> {
+        let inner = self.inner.open(model)?;
         Ok(Box::new(TailForgottenSubject { inner }))
     }
 
-    fn operation(
-        &self,
-        kernel: &str,
-        inputs: &Tensors,
-        config: &RawConfig,
-    ) -> Option<Result<BTreeMap<String, Vec<f64>>, SubjectError>> {
-        self.inner.operation(kernel, inputs, config)
+    fn operation(&self, case: KernelCase<'_>) -> Answer {
+        self.inner.operation(case)
     }
 }
 
