@@ -88,6 +88,8 @@ fn usage_errors_exit_2_before_any_work() {
         &["gates", "--format", "yaml"],
         &["gates", "--no-such-flag"],
         &["gates", "--mutants", "--list"],
+        &["gates", "--mutants", "--mutant", "no-such-*"],
+        &["gates", "--mutant", "k3-*"],
         &["no-such-command"],
         &[],
     ] {
@@ -258,4 +260,18 @@ fn never_green(root: &str, name: &str) {
         assert!([1, 3, 4].contains(&exit(&output)), "{name}\n{said}");
         assert!(said.contains(name), "{name}\n{said}");
     }
+}
+
+/// One mutant by its name: the matrix has its row and those of the controls, and no clause is
+/// missed for the mutants left out.
+#[test]
+fn one_mutant_is_tried_by_name() {
+    let output = expect(&["gates", "--mutants", "--mutant", "loader-shape-*"], 0);
+    let text = text(&output.stdout);
+    assert!(text.contains("1 mutants, 0 survivors"), "{text}");
+    assert!(
+        text.contains("first to see loader-shape-by-count"),
+        "{text}"
+    );
+    assert!(!text.contains("clauses of the model"), "{text}");
 }

@@ -59,6 +59,9 @@ pub struct GatesArgs {
     #[arg(long, value_name = "LETTER", default_values = ["a", "b", "c"],
         value_parser = ["a", "b", "c"], requires = "mutants")]
     family: Vec<String>,
+    /// Only the mutants of the matrix whose name fits; * and ? are wild
+    #[arg(long, value_name = "GLOB", requires = "mutants")]
+    mutant: Option<String>,
     /// Write the ratios of this run, to be committed as the ratchet, instead of judging by it
     #[arg(long, value_name = "FILE", conflicts_with_all = ["evidence", "only", "list", "mutants",
         "engine_cmd", "precision", "mla_norm_eps"])]
@@ -370,17 +373,29 @@ fn least_error(args: &GatesArgs) -> Result<Exit, CommandError> {
     Ok(report.exit())
 }
 
+/// The mutants of the families and the name asked for.
+fn wanted_mutants(args: &GatesArgs) -> Result<Vec<Mutant>, CommandError> {
+    let name = args.mutant.as_deref().map(Glob::new);
+    let mut mutants = subjects::mutants();
+    mutants.retain(|mutant| {
+        let mut families = args.family.iter();
+        families.any(|family| family.starts_with(mutant.family))
+            && name.as_ref().is_none_or(|glob| glob.matches(&mutant.id))
+    });
+    if mutants.is_empty() {
+        let error = anyhow::anyhow!("--mutant: no mutant of these families fits");
+        return Err(CommandError::new(error, Exit::Usage)
+            .hint("reports/kill-matrix/report.txt has the names"));
+    }
+    Ok(mutants)
+}
+
 fn mutants(args: &GatesArgs) -> Result<Exit, CommandError> {
     let start = Instant::now();
     let fixtures = open_fixtures(args)?;
     let (kernels, tiny) = shipped_evidence(&fixtures)?;
     let controls = subjects::controls();
-    let mut mutants = subjects::mutants();
-    mutants.retain(|mutant| {
-        args.family
-            .iter()
-            .any(|family| family.starts_with(mutant.family))
-    });
+    let mutants = wanted_mutants(args)?;
     let bar = output::progress((controls.len() + mutants.len()) as u64, "mutants");
     let run = |subjects: &[Mutant]| {
         let options = kill_matrix::Options {
@@ -392,8 +407,12 @@ fn mutants(args: &GatesArgs) -> Result<Exit, CommandError> {
     };
     let (control_matrix, matrix) = (run(&controls), run(&mutants));
     bar.finish_and_clear();
-    let mut tables: Vec<(&str, &'static [clauses::Clause])> = vec![("the model", &clauses::MODEL)];
-    if args.family.iter().any(|family| family == "c") {
+    // A few mutants cover no table of clauses.
+    let mut tables: Vec<(&str, &'static [clauses::Clause])> = Vec::new();
+    if args.mutant.is_none() {
+        tables.push(("the model", &clauses::MODEL));
+    }
+    if args.mutant.is_none() && args.family.iter().any(|family| family == "c") {
         tables.push(("the arithmetic", &clauses::ARITHMETIC));
     }
     let provenance = provenance(args, start);
