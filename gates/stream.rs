@@ -10,6 +10,8 @@ mod command;
 mod experts;
 #[path = "stream/files.rs"]
 mod files;
+#[path = "stream/interrupt.rs"]
+mod interrupt;
 #[path = "stream/invariance.rs"]
 mod invariance;
 #[path = "stream/layers.rs"]

@@ -131,10 +131,14 @@ pub struct Settings {
 pub struct RunReport {
     /// Schema.
     pub schema: &'static str,
+    /// Whether the run came to its end; interrupted, its report is INCOMPLETE.
+    pub complete: bool,
     /// Identity of the checkpoint; none where shards are missing.
     pub checkpoint_identity: Option<String>,
     /// Ids of the prompt, those of a loaded state included.
     pub prompt_ids: Vec<u32>,
+    /// Ids asked for; a stop id ends a run before.
+    pub ids_asked: usize,
     /// Ids chosen.
     pub generated_ids: Vec<u32>,
     /// The stop id that ended the run.
@@ -209,10 +213,27 @@ impl RunReport {
         text
     }
 
+    /// How far an interrupted run came.
+    #[must_use]
+    pub fn progress(&self) -> String {
+        let (chosen, asked) = (self.generated_ids.len(), self.ids_asked);
+        if asked == 0 {
+            return "interrupted before the end of the ids that were to be fed".to_owned();
+        }
+        let which = match &self.generated_ids[..] {
+            [] => String::new(),
+            ids => format!(": {}", join(ids)),
+        };
+        format!("interrupted: {chosen} of {asked} ids were chosen{which}")
+    }
+
     /// The whole report as text.
     #[must_use]
     pub fn text(&self) -> String {
         let mut text = String::new();
+        if !self.complete {
+            let _ = writeln!(text, "INCOMPLETE: {}", self.progress());
+        }
         let _ = writeln!(text, "generated ids: {}", join(&self.generated_ids));
         let _ = write!(text, "memory plan\n{}", self.plan.text());
         let _ = writeln!(text, "{}", StepRow::HEAD);

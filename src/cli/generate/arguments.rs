@@ -84,7 +84,8 @@ pub struct GenerateArgs {
     /// Write the expert requests and the cache's decisions, for `simcache`
     #[arg(long, value_name = "FILE")]
     pub dump_trace: Option<PathBuf>,
-    /// Write the state at the end
+    /// Write the state at the end. An interrupted run finishes the pass in hand and writes it too,
+    /// so that --load-state goes on from there
     #[arg(long, value_name = "FILE")]
     pub save_state: Option<PathBuf>,
     /// Continue from a saved state; --ids are appended

@@ -19,6 +19,7 @@ use crate::gates::subject::{
     Logits, Precision, Sequence, Subject, SubjectError, SubjectSource, Variant,
 };
 use crate::generate::state_file::{Header, SavedState, save};
+use crate::host::interrupt::Interrupt;
 use crate::kernels::path::KernelPath;
 use crate::model::{Contract, EngineOptions, EngineSequence};
 use crate::simcache::policy::PolicyName;
@@ -299,6 +300,7 @@ impl SubjectSource for Streamed {
             // The shipped sets are small and warm: past the page cache is a matter of trial E.
             direct: false,
             habits: (self.habits)(config),
+            stop: Interrupt::default(),
         };
         let options = EngineOptions {
             mla_norm_eps,
