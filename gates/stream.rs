@@ -6,6 +6,8 @@
 
 #[path = "stream/command.rs"]
 mod command;
+#[path = "stream/container.rs"]
+mod container;
 #[path = "stream/experts.rs"]
 mod experts;
 #[path = "stream/files.rs"]

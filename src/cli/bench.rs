@@ -115,10 +115,9 @@ pub fn run(args: &BenchArgs) -> Result<Exit, CommandError> {
     })?;
     if let Some(folder) = &args.output.out {
         output::write_whole(&folder.join("ladder.tsv"), ladder.table().as_bytes())?;
-        let drawn = ladder.plot();
-        let drawn = drawn.map_err(|error| CommandError::new(error, Exit::BadInput))?;
-        output::write_whole(&folder.join("ladder.svg"), drawn.as_bytes())?;
     }
+    let plots = || Ok(vec![("ladder".to_owned(), ladder.plot()?)]);
+    output::deliver_page(&args.output, plots, |plots| ladder.page(plots))?;
     output::deliver(&args.output, &ladder, &ladder.text())?;
     Ok(Exit::Conforms)
 }

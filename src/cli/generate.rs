@@ -11,6 +11,7 @@ use super::output::{self, CommandError, Format};
 use super::pending_file::PendingFile;
 use crate::checkpoint::identity::Identity;
 use crate::exit::Exit;
+use crate::generate::page;
 use crate::generate::report::{Peak, RunReport, SCHEMA, Settings, Totals, join};
 use crate::generate::run::{self, Generated, Request, TeacherForcing};
 use crate::generate::state_file::{Header, SavedState, StateError, save};
@@ -291,6 +292,11 @@ fn deliver(args: &GenerateArgs, report: &RunReport, saved: bool) -> Result<Exit,
             output::write_report(&json, report, &report.text())?;
         }
     }
+    output::deliver_page(
+        &args.output,
+        || page::plots(report),
+        |plots| page::page(report, plots),
+    )?;
     if !report.complete {
         // Half of the ids asked for are no result: they are in the error line and the report.
         return Err(interrupted(args, report, saved));

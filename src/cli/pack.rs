@@ -11,7 +11,7 @@ use indicatif::{ProgressBar, ProgressStyle};
 use super::generate::{eprint_text, listen, model_error};
 use super::output::{self, CommandError, OutputArgs};
 use crate::exit::Exit;
-use crate::memory::plan::gigabytes;
+use crate::memory::plan::in_units;
 use crate::model::Contract;
 use crate::stream::ModelFiles;
 use crate::stream::pack::{self, PackError, Packed, Progress, Stage};
@@ -104,10 +104,10 @@ fn report(packed: &Packed, seconds: f64) -> (serde_json::Value, String) {
     let rate = packed.bytes as f64 / 1e6 / seconds.max(1e-9);
     let text = format!(
         "packed and verified {} layers, {} in {seconds:.1} s ({rate:.0} MB/s)\n\
-         largest run {}: the slot of a ring that holds any layer\n",
+         the largest layer has {}: a ring slot that holds any of them takes as much\n",
         packed.layers,
-        gigabytes(packed.bytes),
-        gigabytes(packed.largest_run_bytes)
+        in_units(packed.bytes),
+        in_units(packed.largest_run_bytes)
     );
     let json = serde_json::json!({
         "schema": "k3-verify/pack/1",

@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::run::{Step, TeacherForcing};
 use crate::host::provenance::Provenance;
 use crate::memory::MemoryPlan;
-use crate::memory::plan::gigabytes;
+use crate::memory::plan::in_units;
 use crate::simcache::cache::Counters;
 
 /// Schema of the report.
@@ -35,16 +35,17 @@ pub struct StepRow {
 
 impl StepRow {
     /// Head of the step table.
-    pub const HEAD: &'static str = "  step      id   seconds  hit %   GB read   wait %      tok/s";
+    pub const HEAD: &'static str =
+        "  step      id   seconds  hit %         read   wait %      tok/s";
 
     /// A line of the step table.
     #[must_use]
     pub fn line(&self, index: usize) -> String {
         let id = self.step.id.map_or("-".to_owned(), |id| id.to_string());
-        let read = (self.expert_bytes + self.trunk_bytes) as f64 / 1e9;
+        let read = in_units(self.expert_bytes + self.trunk_bytes);
         let seconds = self.step.seconds;
         format!(
-            "{index:>6} {id:>7} {seconds:>9.3} {:>6.2} {read:>9.3} {:>8.1} {:>10.4}",
+            "{index:>6} {id:>7} {seconds:>9.3} {:>6.2} {read:>12} {:>8.1} {:>10.4}",
             percent(self.hits as f64, self.requests as f64),
             percent(self.wait_seconds, seconds),
             if seconds > 0.0 { 1.0 / seconds } else { 0.0 },
@@ -175,16 +176,18 @@ impl RunReport {
             table.hits,
             totals.hit_percent,
             table.evictions,
-            gigabytes(totals.expert_bytes)
+            in_units(totals.expert_bytes)
         );
         let _ = writeln!(
             text,
-            "trunk:   {} layer uses, {} pinned, {} ready, {} streamed, {} read once",
+            "trunk:   {} layer uses, {} of pinned layers, {} of others, {} of them read ahead in \
+             time; {} read at the start, {} streamed",
             totals.layer_uses,
             totals.layer_pinned_uses,
+            totals.layer_uses - totals.layer_pinned_uses,
             totals.layer_ready_uses,
-            gigabytes(totals.trunk_bytes),
-            gigabytes(totals.pinned_bytes)
+            in_units(totals.pinned_bytes),
+            in_units(totals.trunk_bytes)
         );
         let _ = writeln!(
             text,
@@ -194,11 +197,16 @@ impl RunReport {
         if let Some(peak) = &self.peak {
             let _ = writeln!(
                 text,
-                "memory:  peak resident {}, planned {} ({} {})",
-                gigabytes(peak.peak_resident_bytes),
-                gigabytes(peak.planned_bytes),
-                if peak.within { "within" } else { "OUTSIDE" },
-                gigabytes(peak.tolerated_bytes)
+                "memory:  peak resident {}, planned {}: {} apart, {} {}",
+                in_units(peak.peak_resident_bytes),
+                in_units(peak.planned_bytes),
+                in_units(peak.planned_bytes.abs_diff(peak.peak_resident_bytes)),
+                if peak.within {
+                    "within the"
+                } else {
+                    "MORE than the"
+                },
+                format_args!("{} allowed", in_units(peak.tolerated_bytes))
             );
         }
         if let Some(forced) = &self.teacher_forcing {
@@ -227,13 +235,31 @@ impl RunReport {
         format!("interrupted: {chosen} of {asked} ids were chosen{which}")
     }
 
+    /// The first line: whether it came to its end, and with what.
+    #[must_use]
+    pub fn verdict(&self) -> String {
+        if !self.complete {
+            return format!("INCOMPLETE: {}", self.progress());
+        }
+        let fed = self.prompt_ids.len();
+        match (self.teacher_forcing, self.stopped_by) {
+            (Some(_), _) => format!("COMPLETE: {fed} ids by teacher forcing"),
+            (None, Some(id)) => format!(
+                "COMPLETE: {} ids generated after {fed}, the last is a stop id ({id})",
+                self.generated_ids.len()
+            ),
+            (None, None) => {
+                let chosen = self.generated_ids.len();
+                format!("COMPLETE: {chosen} ids generated after {fed}")
+            }
+        }
+    }
+
     /// The whole report as text.
     #[must_use]
     pub fn text(&self) -> String {
         let mut text = String::new();
-        if !self.complete {
-            let _ = writeln!(text, "INCOMPLETE: {}", self.progress());
-        }
+        let _ = writeln!(text, "{}", self.verdict());
         let _ = writeln!(text, "generated ids: {}", join(&self.generated_ids));
         let _ = write!(text, "memory plan\n{}", self.plan.text());
         let _ = writeln!(text, "{}", StepRow::HEAD);

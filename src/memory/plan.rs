@@ -89,7 +89,7 @@ pub struct MemoryPlan {
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
     "refused: {what} needs {}, the limit is {} ({}); {advice}",
-    gigabytes(*needed_bytes), gigabytes(*limit_bytes), shortfall(*needed_bytes, *limit_bytes)
+    in_units(*needed_bytes), in_units(*limit_bytes), shortfall(*needed_bytes, *limit_bytes)
 )]
 pub struct Refusal {
     /// What does not fit: the plan, or a part that was given a limit of its own.
@@ -103,13 +103,19 @@ pub struct Refusal {
 }
 
 fn shortfall(needed: u64, limit: u64) -> String {
-    format!("{} too much", gigabytes(needed.saturating_sub(limit)))
+    format!("{} too much", in_units(needed.saturating_sub(limit)))
 }
 
-/// A size in GB (10⁹ bytes) with the digits that show a difference of a MB.
+/// A size for people, in the largest of GB, MB and kB (10⁹, 10⁶, 10³ bytes) that it fills, with
+/// three decimals.
 #[must_use]
-pub fn gigabytes(bytes: u64) -> String {
-    format!("{:.3} GB", bytes as f64 / 1e9)
+pub fn in_units(bytes: u64) -> String {
+    let units = [("GB", 1_000_000_000), ("MB", 1_000_000), ("kB", 1000)];
+    let unit = units.iter().find(|(_, unit)| bytes >= *unit);
+    unit.map_or_else(
+        || format!("{bytes} bytes"),
+        |(name, unit)| format!("{:.3} {name}", bytes as f64 / *unit as f64),
+    )
 }
 
 impl Demand {
@@ -202,7 +208,14 @@ impl Demand {
                 buffers,
                 format!("chunks of {} tokens", self.chunk_tokens),
             ),
-            line("logits", logits, format!("{rows} rows")),
+            line(
+                "logits",
+                logits,
+                match rows {
+                    1 => "1 row".to_owned(),
+                    _ => format!("{rows} rows"),
+                },
+            ),
         ]);
         lines
     }
@@ -282,7 +295,7 @@ impl Demand {
                 what: "a ring that holds any layer",
                 needed_bytes: trunk::least_bytes(sizes, ring),
                 limit_bytes,
-                advice: format!("a layer takes up to {}", gigabytes(largest)),
+                advice: format!("a layer takes up to {}", in_units(largest)),
             });
         }
         let least = self.shape.top_k.min(self.expert_count());
@@ -324,14 +337,18 @@ impl Demand {
         components.push(Component {
             name: "trunk ring",
             bytes: ring as u64 * pinned.slot_bytes,
-            what: format!("{ring} slots of {}", gigabytes(pinned.slot_bytes)),
+            what: match ring {
+                0 => "no ring: every layer is pinned".to_owned(),
+                1 => format!("1 slot of {}", in_units(pinned.slot_bytes)),
+                _ => format!("{ring} slots of {}", in_units(pinned.slot_bytes)),
+            },
         });
         components.push(Component {
             name: "experts",
             bytes: slots as u64 * self.expert_slot_bytes,
             what: format!(
-                "{slots} slots of {:.3} MB, {} experts",
-                self.expert_slot_bytes as f64 / 1e6,
+                "{slots} slots of {}, {} experts",
+                in_units(self.expert_slot_bytes),
                 self.expert_count()
             ),
         });
@@ -354,13 +371,13 @@ impl Demand {
         let advice = if least <= limit {
             format!(
                 "with less pinned and fewer slots {} would fit",
-                gigabytes(least)
+                in_units(least)
             )
         } else {
             format!(
                 "the least for this model and {} positions is {}",
                 self.positions,
-                gigabytes(least)
+                in_units(least)
             )
         };
         Refusal {
@@ -379,15 +396,13 @@ impl MemoryPlan {
         use std::fmt::Write as _;
         let mut text = String::new();
         for line in &self.components {
-            let mb = line.bytes as f64 / 1e6;
+            let bytes = in_units(line.bytes);
             // Writing to a String cannot fail.
-            let _ = writeln!(text, "  {:<16} {mb:>12.3} MB  {}", line.name, line.what);
+            let _ = writeln!(text, "  {:<16} {bytes:>12}  {}", line.name, line.what);
         }
-        let mb = self.total_bytes as f64 / 1e6;
-        let _ = writeln!(text, "  {:<16} {mb:>12.3} MB", "total");
+        let _ = writeln!(text, "  {:<16} {:>12}", "total", in_units(self.total_bytes));
         if let Some(limit) = self.limit_bytes {
-            let mb = limit as f64 / 1e6;
-            let _ = writeln!(text, "  {:<16} {mb:>12.3} MB", "limit");
+            let _ = writeln!(text, "  {:<16} {:>12}", "limit", in_units(limit));
         }
         text
     }
