@@ -298,7 +298,12 @@ fn a_full_disk_is_one_line_and_no_half_file() {
     for option in ["--dump-logits", "--dump-trace", "--save-state"] {
         let target = file("out");
         let arguments = [&run[..], &[option, &target]].concat();
-        expect(&mut shell(full, &arguments), 3);
+        let stderr = text(&expect(&mut shell(full, &arguments), 3).stderr);
+        let line = stderr
+            .lines()
+            .find(|line| line.starts_with("error: "))
+            .unwrap();
+        assert!(line.contains(&target) && !line.contains(".tmp"), "{line}");
         assert!(
             fs::read_dir(folder.path()).unwrap().next().is_none(),
             "{option}"

@@ -19,6 +19,7 @@ use crate::host::interrupt::Interrupt;
 use crate::host::memory;
 use crate::host::provenance::{Provenance, default_threads};
 use crate::kernels::path::KernelPath;
+use crate::memory::plan::LimitOf;
 use crate::memory::{MemoryPlan, Wishes, presets};
 use crate::model::{Contract, EngineError, EngineOptions, EngineSequence};
 use crate::stream::{ModelError, ModelFiles, StreamOptions, StreamedEngine};
@@ -111,12 +112,19 @@ pub fn plan(
         .plan(&wishes, unasked)
         .or_else(|_| demand.plan(&wishes, limit));
     planned.map_err(|refusal| {
-        let from = if limit == args.memory {
-            "the limit is --memory"
-        } else {
-            "the limit is what this machine or its control group has free"
+        let hint = match refusal.limit_of {
+            LimitOf::Trunk => {
+                "the limit is --trunk-gb or the preset's; fewer slots (--ring) need less"
+            }
+            LimitOf::Experts => "the limit is --cache-gb, --expert-slots or the preset's",
+            LimitOf::Process if limit == args.memory => {
+                "the limit is --memory; fewer positions, a smaller chunk or preset ultra need less"
+            }
+            LimitOf::Process => {
+                "the limit is what this machine or its control group has free; fewer positions, a \
+                 smaller chunk or preset ultra need less"
+            }
         };
-        let hint = format!("{from}; fewer positions, a smaller chunk or preset ultra need less");
         CommandError::new(refusal, Exit::Refused).hint(hint)
     })
 }

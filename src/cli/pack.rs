@@ -101,9 +101,15 @@ fn bar() -> Option<ProgressBar> {
 }
 
 fn report(packed: &Packed, seconds: f64) -> (serde_json::Value, String) {
-    let rate = packed.bytes as f64 / 1e6 / seconds.max(1e-9);
+    // Of a pack that was gone on with, only a part was copied now.
+    let rate = if packed.resumed_layers == 0 {
+        let rate = packed.bytes as f64 / 1e6 / seconds.max(1e-9);
+        format!(" ({rate:.0} MB/s)")
+    } else {
+        String::new()
+    };
     let text = format!(
-        "packed and verified {} layers, {} in {seconds:.1} s ({rate:.0} MB/s)\n\
+        "packed and verified {} layers, {} in {seconds:.1} s{rate}\n\
          the largest layer has {}: a ring slot that holds any of them takes as much\n",
         packed.layers,
         in_units(packed.bytes),

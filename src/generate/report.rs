@@ -245,12 +245,12 @@ impl RunReport {
         match (self.teacher_forcing, self.stopped_by) {
             (Some(_), _) => format!("COMPLETE: {fed} ids by teacher forcing"),
             (None, Some(id)) => format!(
-                "COMPLETE: {} ids generated after {fed}, the last is a stop id ({id})",
+                "COMPLETE: {} ids generated after a prompt of {fed}, the last is a stop id ({id})",
                 self.generated_ids.len()
             ),
             (None, None) => {
                 let chosen = self.generated_ids.len();
-                format!("COMPLETE: {chosen} ids generated after {fed}")
+                format!("COMPLETE: {chosen} ids generated after a prompt of {fed}")
             }
         }
     }

@@ -198,7 +198,8 @@ pub fn save(path: &Path, header: &Header, state: &State) -> Result<(), StateErro
     let write = || -> io::Result<()> {
         let file = crate::host::files::temporary_beside(path)?;
         let mut sink = Hashing {
-            inner: BufWriter::new(file),
+            // The file itself: its wrapper would put the temporary name into every error.
+            inner: BufWriter::new(file.as_file()),
             hash: Sha256::new(),
         };
         let text = serde_json::to_vec(header)?;
@@ -215,10 +216,8 @@ pub fn save(path: &Path, header: &Header, state: &State) -> Result<(), StateErro
         }
         let digest = sink.hash.finalize();
         sink.inner.write_all(&digest)?;
-        let file = sink
-            .inner
-            .into_inner()
-            .map_err(|error| error.into_error())?;
+        sink.inner.flush()?;
+        drop(sink.inner);
         file.as_file().sync_all()?;
         file.persist(path).map_err(|error| error.error)?;
         Ok(())

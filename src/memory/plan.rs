@@ -85,6 +85,17 @@ pub struct MemoryPlan {
     pub expert_slots: usize,
 }
 
+/// Whose limit a refusal is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LimitOf {
+    /// The whole process.
+    Process,
+    /// The trunk, by a wish.
+    Trunk,
+    /// The expert slots, by a wish.
+    Experts,
+}
+
 /// A run that does not fit.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
@@ -92,6 +103,8 @@ pub struct MemoryPlan {
     in_units(*needed_bytes), in_units(*limit_bytes), shortfall(*needed_bytes, *limit_bytes)
 )]
 pub struct Refusal {
+    /// Whose limit it is.
+    pub limit_of: LimitOf,
     /// What does not fit: the plan, or a part that was given a limit of its own.
     pub what: &'static str,
     /// What the plan adds up to.
@@ -116,6 +129,12 @@ pub fn in_units(bytes: u64) -> String {
         || format!("{bytes} bytes"),
         |(name, unit)| format!("{:.3} {name}", bytes as f64 / *unit as f64),
     )
+}
+
+/// A number of things, in the plural but for one.
+fn counted(count: usize, one: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {one}{plural}")
 }
 
 impl Demand {
@@ -192,14 +211,15 @@ impl Demand {
             line(
                 "recurrent state",
                 self.recurrent_bytes(),
-                format!("{kda} KDA layers"),
+                counted(kda, "KDA layer"),
             ),
             line(
                 "latent cache",
                 per_position * self.positions as u64,
                 format!(
-                    "{} positions x {mla} MLA layers x {} floats",
-                    self.positions,
+                    "{} x {} x {} floats",
+                    counted(self.positions, "position"),
+                    counted(mla, "MLA layer"),
                     shape.cache_width()
                 ),
             ),
@@ -208,14 +228,7 @@ impl Demand {
                 buffers,
                 format!("chunks of {} tokens", self.chunk_tokens),
             ),
-            line(
-                "logits",
-                logits,
-                match rows {
-                    1 => "1 row".to_owned(),
-                    _ => format!("{rows} rows"),
-                },
-            ),
+            line("logits", logits, counted(rows, "row")),
         ]);
         lines
     }
@@ -292,6 +305,7 @@ impl Demand {
             let ring = wishes.ring_slots.unwrap_or(1).max(1);
             let largest = sizes.iter().copied().max().unwrap_or(0);
             return Err(Refusal {
+                limit_of: LimitOf::Trunk,
                 what: "a ring that holds any layer",
                 needed_bytes: trunk::least_bytes(sizes, ring),
                 limit_bytes,
@@ -301,6 +315,7 @@ impl Demand {
         let least = self.shape.top_k.min(self.expert_count());
         if let Some(slots) = asked_slots.filter(|slots| *slots < least) {
             return Err(Refusal {
+                limit_of: LimitOf::Experts,
                 what: "what one token asks of a layer",
                 needed_bytes: least as u64 * self.expert_slot_bytes,
                 limit_bytes: slots as u64 * self.expert_slot_bytes,
@@ -339,8 +354,11 @@ impl Demand {
             bytes: ring as u64 * pinned.slot_bytes,
             what: match ring {
                 0 => "no ring: every layer is pinned".to_owned(),
-                1 => format!("1 slot of {}", in_units(pinned.slot_bytes)),
-                _ => format!("{ring} slots of {}", in_units(pinned.slot_bytes)),
+                _ => format!(
+                    "{} of {}",
+                    counted(ring, "slot"),
+                    in_units(pinned.slot_bytes)
+                ),
             },
         });
         components.push(Component {
@@ -374,13 +392,19 @@ impl Demand {
                 in_units(least)
             )
         } else {
+            let held = if self.streams_vocabulary {
+                ""
+            } else {
+                " with embedding and head in memory"
+            };
             format!(
-                "the least for this model and {} positions is {}",
+                "the least for this model and {} positions{held} is {}",
                 self.positions,
                 in_units(least)
             )
         };
         Refusal {
+            limit_of: LimitOf::Process,
             what: "the plan",
             needed_bytes: plan.total_bytes,
             limit_bytes: limit,

@@ -452,8 +452,8 @@ fn publish(folder: &Path, manifest: &Manifest, part: &Path) -> Result<(), PackEr
 fn write_manifest(path: &Path, manifest: &Manifest) -> Result<(), PackError> {
     let write = || -> io::Result<()> {
         let mut file = crate::host::files::temporary_beside(path)?;
-        serde_json::to_writer_pretty(&mut file, manifest)?;
-        file.write_all(b"\n")?;
+        serde_json::to_writer_pretty(file.as_file_mut(), manifest)?;
+        file.as_file_mut().write_all(b"\n")?;
         file.as_file().sync_all()?;
         file.persist(path).map_err(|error| error.error)?;
         Ok(())

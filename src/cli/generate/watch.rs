@@ -153,10 +153,13 @@ impl Watch for RunWatch<'_> {
         };
         eprint_text(&format!("{}\n", row.line(self.steps.len())));
         self.steps.push(row);
-        if let (Some(sink), true) = (&mut self.logits, step.id.is_some()) {
+        let file = self.outputs.logits.as_ref();
+        if let (Some(sink), Some(file), true) = (&mut self.logits, file, step.id.is_some()) {
             for logit in logits {
                 let written = sink.write_all(&logit.to_le_bytes());
-                written.map_err(|error| EngineError::source("logits file", error))?;
+                written.map_err(|error| {
+                    EngineError::source(&format!("{}: cannot write", file.path().display()), error)
+                })?;
             }
         }
         Ok(())
