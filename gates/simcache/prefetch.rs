@@ -7,7 +7,7 @@ use k3_verify::simcache::forecast::{K3_FIXED_BYTES, K3_TRUNK_BYTES, Machine};
 use k3_verify::simcache::policy::PolicyName;
 use k3_verify::simcache::prefetch::{Predictor, PrefetchCounts, PrefetchPlan, Scale, replay};
 use k3_verify::simcache::tables::{columns, prefetch_table};
-use k3_verify::simcache::trace::{Phase, Trace};
+use k3_verify::simcache::trace::{Demand, Phase, Trace};
 use k3_verify::simcache::workload::{Window, Workload};
 
 use crate::make::{SMALL, small_zipf};
@@ -47,6 +47,45 @@ impl List {
     }
 }
 
+/// What is named before the demand of that index, with the layer's earlier demands at hand.
+fn named(
+    trace: &Trace,
+    index: usize,
+    plan: PrefetchPlan,
+    before: &[Vec<u32>],
+    slots: usize,
+) -> Vec<u32> {
+    let demand = &trace.demands[index];
+    let all: Vec<u32> = match plan.predictor {
+        Predictor::PreviousToken => before.last().cloned().unwrap_or_default(),
+        Predictor::Perfect => {
+            let visit = trace.demands[index..]
+                .iter()
+                .take_while(|other| (other.chunk, other.layer) == (demand.chunk, demand.layer));
+            visit
+                .flat_map(|demand| trace.experts(demand).to_vec())
+                .collect()
+        }
+        Predictor::MostFrequent => {
+            let mut uses: BTreeMap<u32, i64> = BTreeMap::new();
+            for &expert in before.iter().flatten() {
+                *uses.entry(expert).or_default() += 1;
+            }
+            let mut uses: Vec<(i64, u32)> = uses.into_iter().map(|(e, n)| (-n, e)).collect();
+            uses.sort_unstable();
+            uses.into_iter().map(|(_, expert)| expert).collect()
+        }
+    };
+    let mut named = Vec::new();
+    for expert in all {
+        if !named.contains(&expert) {
+            named.push(expert);
+        }
+    }
+    named.truncate(plan.count.min(slots));
+    named
+}
+
 /// The same question answered from the trace's demands, position by position, with lists.
 fn by_hand(trace: &Trace, slots: usize, plan: PrefetchPlan) -> PrefetchCounts {
     let mut list = List {
@@ -60,38 +99,10 @@ fn by_hand(trace: &Trace, slots: usize, plan: PrefetchPlan) -> PrefetchCounts {
     let mut ahead: Vec<u32> = Vec::new();
     for (index, demand) in trace.demands.iter().enumerate() {
         let counted = trace.step_of(demand).phase == Phase::Decode;
-        let same = |other: &&k3_verify::simcache::trace::Demand| {
-            (other.chunk, other.layer) == (demand.chunk, demand.layer)
-        };
+        let visit = |demand: &Demand| (demand.chunk, demand.layer);
         let before = asked_before.entry(demand.layer).or_default();
-        if index == 0 || !same(&&trace.demands[index - 1]) {
-            let mut named: Vec<u32> = match plan.predictor {
-                Predictor::PreviousToken => before.last().cloned().unwrap_or_default(),
-                Predictor::Perfect => {
-                    let visit = trace.demands[index..].iter().take_while(same);
-                    visit
-                        .flat_map(|demand| trace.experts(demand).to_vec())
-                        .collect()
-                }
-                Predictor::MostFrequent => {
-                    let mut uses: BTreeMap<u32, i64> = BTreeMap::new();
-                    for &expert in before.iter().flatten() {
-                        *uses.entry(expert).or_default() += 1;
-                    }
-                    let mut uses: Vec<(i64, u32)> =
-                        uses.into_iter().map(|(e, n)| (-n, e)).collect();
-                    uses.sort_unstable();
-                    uses.into_iter().map(|(_, expert)| expert).collect()
-                }
-            };
-            let mut first = Vec::new();
-            named.retain(|expert| {
-                !first.contains(expert) && {
-                    first.push(*expert);
-                    true
-                }
-            });
-            named.truncate(plan.count.min(slots));
+        if index == 0 || visit(&trace.demands[index - 1]) != visit(demand) {
+            let named = named(trace, index, plan, before, slots);
             let mut kept: Vec<u32> = named.clone();
             kept.retain(|expert| list.resident.contains(expert));
             ahead.clear();

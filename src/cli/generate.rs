@@ -4,6 +4,7 @@ mod arguments;
 mod watch;
 
 use std::io::Write as _;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -134,6 +135,19 @@ fn streams_vocabulary(args: &ModelArgs) -> bool {
     args.preset.as_deref() == Some(presets::ULTRA)
 }
 
+/// What is there before memory is taken.
+struct Prepared {
+    start: Instant,
+    folder: PathBuf,
+    operations: Arc<Contract>,
+    files: ModelFiles,
+    identity: Option<Identity>,
+    saved: Option<SavedState>,
+    request: Request,
+    outputs: Outputs,
+    interrupt: Interrupt,
+}
+
 /// Runs the command.
 ///
 /// # Errors
@@ -154,13 +168,32 @@ pub fn run(args: &GenerateArgs) -> Result<Exit, CommandError> {
     let identity = identity(args, &files)?;
     let saved = open_state(args, &files, identity)?;
     let request = request(args, &files, saved.as_ref())?;
-    let positions = request.ids.len() + request.count.saturating_sub(1);
+    let prepared = Prepared {
+        start,
+        folder,
+        operations,
+        files,
+        identity,
+        saved,
+        request,
+        outputs,
+        interrupt,
+    };
+    execute(args, prepared)
+}
+
+/// How the prepared run is made: its memory, printed before it is taken, and what follows from it.
+fn choose(
+    args: &GenerateArgs,
+    prepared: &Prepared,
+) -> Result<(MemoryPlan, EngineOptions, StreamOptions), CommandError> {
+    let positions = prepared.request.positions();
     let rows = if args.tf_check {
         args.model.prefill_chunk as usize
     } else {
         1
     };
-    let plan = plan(&args.model, &files, positions, rows)?;
+    let plan = plan(&args.model, &prepared.files, positions, rows)?;
     eprint_text(&format!("memory plan\n{}", plan.text()));
     let options = EngineOptions {
         threads: args.threads.map_or_else(default_threads, usize::from),
@@ -171,19 +204,35 @@ pub fn run(args: &GenerateArgs) -> Result<Exit, CommandError> {
         StreamOptions::of_plan(&plan, args.model.policy, streams_vocabulary(&args.model));
     if args.save_state.is_none() {
         // A state is whole between two passes only: who wants it waits for the end of this one.
-        stream.stop = interrupt.clone();
+        stream.stop = prepared.interrupt.clone();
     }
+    Ok((plan, options, stream))
+}
+
+/// Plans, takes the memory, computes, reports.
+fn execute(args: &GenerateArgs, prepared: Prepared) -> Result<Exit, CommandError> {
+    let (plan, options, stream) = choose(args, &prepared)?;
+    let Prepared {
+        operations,
+        files,
+        identity,
+        saved,
+        request,
+        interrupt,
+        ..
+    } = prepared;
     let streamed = files.engine(&operations, &stream, options);
     let streamed = streamed.map_err(|error| model_error(&error))?;
     let said = say_direct(&streamed);
     let mut sequence = EngineSequence::new(Arc::clone(&streamed.engine));
+    let positions = request.positions();
     sequence.state.reserve(&files.shape, positions);
     if let Some(saved) = &saved {
         let loaded = saved.load_into(&mut sequence.state);
         loaded.map_err(|error| state_error(&error))?;
     }
     let header = trace_header(&files, &stream, identity);
-    let mut watch = RunWatch::new(&streamed, outputs, header, interrupt)?;
+    let mut watch = RunWatch::new(&streamed, prepared.outputs, header, interrupt)?;
     let computed = compute(args, &mut sequence, &request, &mut watch)?;
     let (steps, pending) = if computed.complete {
         watch.finish()?
@@ -213,7 +262,11 @@ pub fn run(args: &GenerateArgs) -> Result<Exit, CommandError> {
         steps,
         peak: peak(&plan),
         plan,
-        provenance: Provenance::since(start, options.threads, vec![folder.display().to_string()]),
+        provenance: Provenance::since(
+            prepared.start,
+            options.threads,
+            vec![prepared.folder.display().to_string()],
+        ),
     };
     eprint_text(&report.summary());
     deliver(args, &report, saved)
