@@ -18,6 +18,8 @@ mod ladder;
 mod make;
 #[path = "simcache/plots.rs"]
 mod plots;
+#[path = "simcache/prefetch.rs"]
+mod prefetch;
 #[path = "simcache/properties.rs"]
 mod properties;
 #[path = "simcache/published.rs"]

@@ -6,10 +6,14 @@
 
 #[path = "stream/command.rs"]
 mod command;
+#[path = "stream/container.rs"]
+mod container;
 #[path = "stream/experts.rs"]
 mod experts;
 #[path = "stream/files.rs"]
 mod files;
+#[path = "stream/interrupt.rs"]
+mod interrupt;
 #[path = "stream/invariance.rs"]
 mod invariance;
 #[path = "stream/layers.rs"]

@@ -101,6 +101,7 @@ pub fn plan() -> StudyPlan {
         requests: Some(Requests::Batch),
         reserve: Reserve::Late,
         policies: Vec::new(),
+        prefetch: Vec::new(),
         slot_counts: Vec::new(),
         budgets: None,
         machine: Machine {

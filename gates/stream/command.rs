@@ -298,7 +298,12 @@ fn a_full_disk_is_one_line_and_no_half_file() {
     for option in ["--dump-logits", "--dump-trace", "--save-state"] {
         let target = file("out");
         let arguments = [&run[..], &[option, &target]].concat();
-        expect(&mut shell(full, &arguments), 3);
+        let stderr = text(&expect(&mut shell(full, &arguments), 3).stderr);
+        let line = stderr
+            .lines()
+            .find(|line| line.starts_with("error: "))
+            .unwrap();
+        assert!(line.contains(&target) && !line.contains(".tmp"), "{line}");
         assert!(
             fs::read_dir(folder.path()).unwrap().next().is_none(),
             "{option}"
@@ -386,6 +391,58 @@ fn plan_adds_up_and_refuses() {
     );
     plan(&["--memory", "2MB"], 5);
     plan(&["--preset", "desktop"], 0);
+}
+
+/// Text is refused in one line that says what to give instead.
+#[test]
+fn h01_text_is_refused_with_what_to_give_instead() {
+    for (option, arguments) in [
+        ("--prompt", &["--prompt", "hello"][..]),
+        ("--prompt-file", &["--prompt-file", "/nonexistent"]),
+        ("--chat", &["--chat"]),
+    ] {
+        let mut command = binary();
+        command.arg("generate").arg("--model").arg(tiny());
+        let stderr = text(&expect(command.args(arguments), 2).stderr);
+        assert!(
+            stderr.starts_with(&format!("error: {option}: ")),
+            "{stderr}"
+        );
+        assert!(
+            stderr.contains("\nhint: ") && stderr.contains("--ids"),
+            "{stderr}"
+        );
+        assert_eq!(stderr.lines().count(), 2, "{stderr}");
+    }
+}
+
+/// The page stands alone and shows what the report holds: every step with its id, every component,
+/// the peak beside the plan.
+#[test]
+fn the_page_of_a_run_shows_steps_and_memory() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = generate(&["--gen", "5", "--expert-slots", "9"]);
+    expect(command.arg("--out").arg(folder.path()), 0);
+    let read = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap();
+    let (page, report) = (read("report.html"), read("report.json"));
+    let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+    for (index, step) in report["steps"].as_array().unwrap().iter().enumerate() {
+        let id = step["id"].as_u64().unwrap();
+        let phase = step["phase"].as_str().unwrap();
+        let fed = step["positions"].as_u64().unwrap();
+        let cells =
+            format!("<td>{index}</td><td class=\"text\">{phase}</td><td>{fed}</td><td>{id}</td>");
+        assert!(page.contains(&cells), "{cells}");
+    }
+    for line in report["plan"]["components"].as_array().unwrap() {
+        assert!(page.contains(line["what"].as_str().unwrap()), "{line}");
+    }
+    assert!(page.contains("COMPLETE: 5 ids") && page.contains("allowed"));
+    assert_eq!(page.matches("<svg").count(), 3);
+    for outside in ["http://", "https://", "<script", "<img", "<link"] {
+        let page = page.replace("http://www.w3.org/2000/svg", "");
+        assert!(!page.contains(outside), "{outside}");
+    }
 }
 
 /// The ladder: same ids on every rung, slots that grow with the limit, a table that the laboratory

@@ -7,6 +7,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::make::{LAYERS, Unreadable, bits, engine, feed, ids, open, resident, streamed, tiny};
+use k3_verify::host::interrupt::Interrupt;
 use k3_verify::kernels::threads::Threads;
 use k3_verify::model::{Contract, EngineSequence, LayerSource};
 use k3_verify::stream::habits::Careful;
@@ -36,6 +37,7 @@ fn source(ring_slots: usize, files: Vec<BlockFile>) -> StreamedLayers<Contract> 
         pinned: Vec::new(),
         ring_slots,
         io_threads: 1,
+        stop: Interrupt::default(),
     };
     let operations = Arc::new(Contract::default());
     StreamedLayers::open(operations, model.shape.clone(), trunk, Arc::new(Careful)).unwrap()

@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
 
+use k3_verify::host::interrupt::Interrupt;
 use k3_verify::model::{Contract, EngineOptions, EngineSequence};
 use k3_verify::simcache::policy::PolicyName;
 use k3_verify::stream::habits::Careful;
@@ -49,6 +50,7 @@ pub fn resident() -> StreamOptions {
         streams_vocabulary: false,
         direct: false,
         habits: Arc::new(Careful),
+        stop: Interrupt::default(),
     }
 }
 

@@ -43,9 +43,9 @@ fn e06_the_limit_is_exact() {
     let refusal = demand.plan(&fixed(), Some(total - 6_000_000)).unwrap_err();
     assert_eq!(refusal.needed_bytes, total);
     let text = refusal.to_string();
-    let gb = |bytes: u64| format!("{:.3} GB", bytes as f64 / 1e9);
+    let mb = |bytes: u64| format!("{:.3} MB", bytes as f64 / 1e6);
     assert!(
-        text.contains(&gb(total)) && text.contains(&gb(total - 6_000_000)),
+        text.contains(&mb(total)) && text.contains(&mb(total - 6_000_000)),
         "{text}"
     );
     assert!(
@@ -196,7 +196,7 @@ fn e05_memory_limits_refuse_and_run() {
     let output = expect(&mut generate(&["--gen", "2", "--memory", "1MB"]), 5);
     let stderr = text(&output.stderr);
     assert!(
-        stderr.contains("refused") && stderr.contains("0.001 GB"),
+        stderr.contains("refused") && stderr.contains("the limit is 1.000 MB"),
         "{stderr}"
     );
     assert!(

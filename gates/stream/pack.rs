@@ -1,6 +1,7 @@
 //! Packs: alignment, resuming, and every way a manifest can lie.
 
 use std::fs;
+use std::ops::ControlFlow;
 use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
@@ -17,7 +18,7 @@ fn packed(model: &Path) -> tempfile::TempDir {
         &files.checkpoint,
         &files.binding,
         folder.path(),
-        &mut |_| (),
+        &mut |_| ControlFlow::Continue(()),
     )
     .unwrap();
     folder
@@ -194,7 +195,7 @@ fn an_interrupted_pack_is_taken_up_and_checked() {
             &files.checkpoint,
             &files.binding,
             folder.path(),
-            &mut |_| (),
+            &mut |_| ControlFlow::Continue(()),
         )
     };
     let packed = again().unwrap();
@@ -261,7 +262,7 @@ fn a_pack_is_replaced_as_a_whole() {
         &files.checkpoint,
         &files.binding,
         folder.path(),
-        &mut |_| (),
+        &mut |_| ControlFlow::Continue(()),
     )
     .unwrap();
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);

@@ -3,18 +3,26 @@
 //! Each run is a process of its own: peak memory is a property of a process, and a run must not
 //! find the last one's weights in memory.
 
+use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
-use std::process::{Command, Stdio};
+use std::process::{Command, Output, Stdio};
+use std::sync::mpsc::{self, RecvTimeoutError};
+use std::time::Duration;
 
 use clap::Args;
+use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
-use super::generate::{eprint_text, usage};
+use super::generate::{eprint_text, listen, usage};
 use super::output::{self, CommandError, OutputArgs};
 use super::sizes::parse_size;
 use crate::exit::Exit;
 use crate::generate::ladder::{LadderError, Runs, ladder};
+use crate::host::interrupt::Interrupt;
 use crate::simcache::policy::PolicyName;
+
+/// How often an interrupt is looked for while a run goes on.
+const LOOK_MILLISECONDS: u64 = 100;
 
 /// A limit as typed, and its bytes.
 #[derive(Debug, Clone)]
@@ -69,6 +77,7 @@ pub struct BenchArgs {
 pub fn run(args: &BenchArgs) -> Result<Exit, CommandError> {
     super::sizes::parse_ids(&args.ids).map_err(|text| usage(format!("--ids: {text}")))?;
     output::check_writable(&args.output)?;
+    let interrupt = listen()?;
     let mut runs: Vec<Runs> = args
         .ladder
         .iter()
@@ -78,6 +87,7 @@ pub fn run(args: &BenchArgs) -> Result<Exit, CommandError> {
             reports: Vec::new(),
         })
         .collect();
+    let mut done = 0;
     // Interleaved: a machine that slows down in the course of it slows every rung alike.
     for repeat in 0..args.repeats {
         for rung in &mut runs {
@@ -88,7 +98,12 @@ pub fn run(args: &BenchArgs) -> Result<Exit, CommandError> {
                 rung.budget
             ));
             let traced = repeat == 0 && rung.budget == args.ladder[0].text;
-            rung.reports.push(one(args, &rung.budget, traced)?);
+            let report = one(args, &rung.budget, traced, &interrupt);
+            if interrupt.is_set() {
+                return Err(interrupted(done, args));
+            }
+            rung.reports.push(report?);
+            done += 1;
         }
     }
     let ladder = ladder(args.policy.as_str(), &runs).map_err(|error| {
@@ -100,16 +115,52 @@ pub fn run(args: &BenchArgs) -> Result<Exit, CommandError> {
     })?;
     if let Some(folder) = &args.output.out {
         output::write_whole(&folder.join("ladder.tsv"), ladder.table().as_bytes())?;
-        let drawn = ladder.plot();
-        let drawn = drawn.map_err(|error| CommandError::new(error, Exit::BadInput))?;
-        output::write_whole(&folder.join("ladder.svg"), drawn.as_bytes())?;
     }
+    let plots = || Ok(vec![("ladder".to_owned(), ladder.plot()?)]);
+    output::deliver_page(&args.output, plots, |plots| ladder.page(plots))?;
     output::deliver(&args.output, &ladder, &ladder.text())?;
     Ok(Exit::Conforms)
 }
 
+/// What an interrupted ladder says.
+fn interrupted(done: u32, args: &BenchArgs) -> CommandError {
+    let all = args.ladder.len() as u32 * args.repeats;
+    let error = anyhow::anyhow!("interrupted: {done} of {all} runs were done, there is no ladder");
+    CommandError::new(error, Exit::Incomplete)
+}
+
+/// Waits for a run; an interrupt is passed on to it, so that it ends as it should.
+fn wait(command: &mut Command, interrupt: &Interrupt) -> std::io::Result<Output> {
+    let piped = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    // A group of its own: Ctrl-C on a terminal comes to it from here, once, and not twice.
+    let child = piped.process_group(0).spawn()?;
+    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+    let (sender, ended) = mpsc::channel();
+    std::thread::spawn(move || sender.send(child.wait_with_output()));
+    let mut told = false;
+    loop {
+        match ended.recv_timeout(Duration::from_millis(LOOK_MILLISECONDS)) {
+            Ok(output) => return output,
+            Err(RecvTimeoutError::Timeout) => {}
+            Err(RecvTimeoutError::Disconnected) => {
+                return Err(std::io::Error::other("the waiting thread ended"));
+            }
+        }
+        if let (true, false, Some(pid)) = (interrupt.is_set(), told, pid) {
+            told = true;
+            // A run that has ended by itself is no failure.
+            let _ = kill_process(pid, Signal::TERM);
+        }
+    }
+}
+
 /// One run in a process of its own.
-fn one(args: &BenchArgs, budget: &str, traced: bool) -> Result<Value, CommandError> {
+fn one(
+    args: &BenchArgs,
+    budget: &str,
+    traced: bool,
+    interrupt: &Interrupt,
+) -> Result<Value, CommandError> {
     let failed = |error: std::io::Error| {
         let error = anyhow::anyhow!("cannot run this program again: {error}");
         CommandError::new(error, Exit::BadInput)
@@ -131,7 +182,7 @@ fn one(args: &BenchArgs, budget: &str, traced: bool) -> Result<Value, CommandErr
     if let (true, Some(folder)) = (traced, &args.output.out) {
         command.arg("--dump-trace").arg(folder.join("ladder.trace"));
     }
-    let output = command.stdin(Stdio::null()).output().map_err(failed)?;
+    let output = wait(command.stdin(Stdio::null()), interrupt).map_err(failed)?;
     if output.status.success() {
         let report = serde_json::from_slice(&output.stdout);
         return report.map_err(|error| CommandError::new(error, Exit::BadInput));

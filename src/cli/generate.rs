@@ -4,7 +4,7 @@ mod arguments;
 mod watch;
 
 use std::io::Write as _;
-use std::path::Path;
+use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -12,12 +12,15 @@ use super::output::{self, CommandError, Format};
 use super::pending_file::PendingFile;
 use crate::checkpoint::identity::Identity;
 use crate::exit::Exit;
+use crate::generate::page;
 use crate::generate::report::{Peak, RunReport, SCHEMA, Settings, Totals, join};
 use crate::generate::run::{self, Generated, Request, TeacherForcing};
 use crate::generate::state_file::{Header, SavedState, StateError, save};
+use crate::host::interrupt::Interrupt;
 use crate::host::memory;
 use crate::host::provenance::{Provenance, default_threads};
 use crate::kernels::path::KernelPath;
+use crate::memory::plan::LimitOf;
 use crate::memory::{MemoryPlan, Wishes, presets};
 use crate::model::{Contract, EngineError, EngineOptions, EngineSequence};
 use crate::stream::{ModelError, ModelFiles, StreamOptions, StreamedEngine};
@@ -33,6 +36,7 @@ pub fn engine_error(error: &EngineError) -> CommandError {
     let exit = match error {
         EngineError::NonFiniteLogits { .. } | EngineError::RouterNan { .. } => Exit::Disagrees,
         EngineError::TokenId { .. } => Exit::Usage,
+        EngineError::Interrupted => Exit::Incomplete,
         _ => Exit::BadInput,
     };
     CommandError::new(anyhow::anyhow!("{error}"), exit)
@@ -42,6 +46,10 @@ pub fn engine_error(error: &EngineError) -> CommandError {
 #[must_use]
 pub fn model_error(error: &ModelError) -> CommandError {
     match error {
+        ModelError::Engine(EngineError::Interrupted) => CommandError::new(
+            anyhow::anyhow!("interrupted before the first step: no id was chosen"),
+            Exit::Incomplete,
+        ),
         ModelError::Engine(error) => engine_error(error),
         ModelError::Layers { .. } => usage(error.to_string()),
         ModelError::Pack(_) => CommandError::new(anyhow::anyhow!("{error}"), Exit::BadInput)
@@ -105,12 +113,19 @@ pub fn plan(
         .plan(&wishes, unasked)
         .or_else(|_| demand.plan(&wishes, limit));
     planned.map_err(|refusal| {
-        let from = if limit == args.memory {
-            "the limit is --memory"
-        } else {
-            "the limit is what this machine or its control group has free"
+        let hint = match refusal.limit_of {
+            LimitOf::Trunk => {
+                "the limit is --trunk-gb or the preset's; fewer slots (--ring) need less"
+            }
+            LimitOf::Experts => "the limit is --cache-gb, --expert-slots or the preset's",
+            LimitOf::Process if limit == args.memory => {
+                "the limit is --memory; fewer positions, a smaller chunk or preset ultra need less"
+            }
+            LimitOf::Process => {
+                "the limit is what this machine or its control group has free; fewer positions, a \
+                 smaller chunk or preset ultra need less"
+            }
         };
-        let hint = format!("{from}; fewer positions, a smaller chunk or preset ultra need less");
         CommandError::new(refusal, Exit::Refused).hint(hint)
     })
 }
@@ -118,6 +133,19 @@ pub fn plan(
 /// Whether embedding rows and head are read when they are needed.
 fn streams_vocabulary(args: &ModelArgs) -> bool {
     args.preset.as_deref() == Some(presets::ULTRA)
+}
+
+/// What is there before memory is taken.
+struct Prepared {
+    start: Instant,
+    folder: PathBuf,
+    operations: Arc<Contract>,
+    files: ModelFiles,
+    identity: Option<Identity>,
+    saved: Option<SavedState>,
+    request: Request,
+    outputs: Outputs,
+    interrupt: Interrupt,
 }
 
 /// Runs the command.
@@ -129,6 +157,7 @@ pub fn run(args: &GenerateArgs) -> Result<Exit, CommandError> {
     args.check()?;
     let folder = args.model.folder()?;
     output::check_writable(&args.output)?;
+    let interrupt = listen()?;
     let outputs = Outputs::create(args)?;
     let operations = Arc::new(Contract::fastest());
     let layers = args.model.layers.map(|layers| layers as usize);
@@ -139,63 +168,124 @@ pub fn run(args: &GenerateArgs) -> Result<Exit, CommandError> {
     let identity = identity(args, &files)?;
     let saved = open_state(args, &files, identity)?;
     let request = request(args, &files, saved.as_ref())?;
-    let positions = request.ids.len() + request.count.saturating_sub(1);
+    let prepared = Prepared {
+        start,
+        folder,
+        operations,
+        files,
+        identity,
+        saved,
+        request,
+        outputs,
+        interrupt,
+    };
+    execute(args, prepared)
+}
+
+/// How the prepared run is made: its memory, printed before it is taken, and what follows from it.
+fn choose(
+    args: &GenerateArgs,
+    prepared: &Prepared,
+) -> Result<(MemoryPlan, EngineOptions, StreamOptions), CommandError> {
+    let positions = prepared.request.positions();
     let rows = if args.tf_check {
         args.model.prefill_chunk as usize
     } else {
         1
     };
-    let plan = plan(&args.model, &files, positions, rows)?;
+    let plan = plan(&args.model, &prepared.files, positions, rows)?;
     eprint_text(&format!("memory plan\n{}", plan.text()));
     let options = EngineOptions {
         threads: args.threads.map_or_else(default_threads, usize::from),
         chunk_tokens: (args.model.prefill_chunk as usize).min(positions.max(1)),
         mla_norm_eps: args.mla_norm_eps,
     };
-    let stream = StreamOptions::of_plan(&plan, args.model.policy, streams_vocabulary(&args.model));
+    let mut stream =
+        StreamOptions::of_plan(&plan, args.model.policy, streams_vocabulary(&args.model));
+    if args.save_state.is_none() {
+        // A state is whole between two passes only: who wants it waits for the end of this one.
+        stream.stop = prepared.interrupt.clone();
+    }
+    Ok((plan, options, stream))
+}
+
+/// Plans, takes the memory, computes, reports.
+fn execute(args: &GenerateArgs, prepared: Prepared) -> Result<Exit, CommandError> {
+    let (plan, options, stream) = choose(args, &prepared)?;
+    let Prepared {
+        operations,
+        files,
+        identity,
+        saved,
+        request,
+        interrupt,
+        ..
+    } = prepared;
     let streamed = files.engine(&operations, &stream, options);
     let streamed = streamed.map_err(|error| model_error(&error))?;
     let said = say_direct(&streamed);
     let mut sequence = EngineSequence::new(Arc::clone(&streamed.engine));
+    let positions = request.positions();
     sequence.state.reserve(&files.shape, positions);
     if let Some(saved) = &saved {
         let loaded = saved.load_into(&mut sequence.state);
         loaded.map_err(|error| state_error(&error))?;
     }
-    let mut watch = RunWatch::new(&streamed, outputs, trace_header(&files, &stream, identity))?;
-    let (generated, forced) = compute(args, &mut sequence, &request, &mut watch)?;
-    let (steps, pending) = watch.finish()?;
+    let header = trace_header(&files, &stream, identity);
+    let mut watch = RunWatch::new(&streamed, prepared.outputs, header, interrupt)?;
+    let computed = compute(args, &mut sequence, &request, &mut watch)?;
+    let (steps, pending) = if computed.complete {
+        watch.finish()?
+    } else {
+        (watch.give_up(), Pending::new())
+    };
     if !said {
         // Some file systems refuse at the first read and not at open.
         say_direct(&streamed);
     }
-    if let (Some(path), Some(identity)) = (&args.save_state, identity) {
-        save_state(
-            path,
-            args,
-            &files,
-            (identity, &sequence, &request, &generated),
-        )?;
-    }
+    let state = (&sequence, &request, &computed);
+    let saved = save_state(args, &files, identity, state)?;
     for file in pending {
         file.finish()?;
     }
     let report = RunReport {
         schema: SCHEMA,
+        complete: computed.complete,
         checkpoint_identity: identity.map(|identity| identity.to_string()),
         prompt_ids: request.ids.clone(),
-        generated_ids: generated.ids,
-        stopped_by: generated.stopped_by,
-        teacher_forcing: forced,
+        ids_asked: request.count,
+        generated_ids: computed.generated.ids,
+        stopped_by: computed.generated.stopped_by,
+        teacher_forcing: computed.forced,
         settings: settings(args, &files, &streamed, &operations, options),
         totals: totals(&streamed, &steps),
         steps,
         peak: peak(&plan),
         plan,
-        provenance: Provenance::since(start, options.threads, vec![folder.display().to_string()]),
+        provenance: Provenance::since(
+            prepared.start,
+            options.threads,
+            vec![prepared.folder.display().to_string()],
+        ),
     };
     eprint_text(&report.summary());
-    deliver(args, &report)
+    deliver(args, &report, saved)
+}
+
+/// Ctrl-C and SIGTERM from here on as a flag.
+///
+/// # Errors
+/// The system refuses.
+pub fn listen() -> Result<Interrupt, CommandError> {
+    Interrupt::listen().map_err(|error| CommandError::new(error, Exit::BadInput))
+}
+
+/// What a run came to.
+struct Computed {
+    generated: Generated,
+    forced: Option<TeacherForcing>,
+    /// Whether it came to its end.
+    complete: bool,
 }
 
 /// Generates, or checks by teacher forcing.
@@ -204,22 +294,50 @@ fn compute(
     sequence: &mut EngineSequence,
     request: &Request,
     watch: &mut RunWatch<'_>,
-) -> Result<(Generated, Option<TeacherForcing>), CommandError> {
-    if args.tf_check {
+) -> Result<Computed, CommandError> {
+    let chose = |ids| Generated {
+        ids,
+        stopped_by: None,
+    };
+    let computed = if args.tf_check {
         let forced = run::teacher_forcing(sequence, &request.ids, watch);
-        let forced = forced.map_err(|error| engine_error(&error))?;
-        let none = Generated {
-            ids: Vec::new(),
-            stopped_by: None,
-        };
-        return Ok((none, Some(forced)));
+        forced.map(|forced| (chose(Vec::new()), Some(forced)))
+    } else {
+        let generated = run::generate(sequence, request, watch);
+        generated.map(|generated| (generated, None))
+    };
+    match computed {
+        Ok((generated, forced)) => Ok(Computed {
+            generated,
+            forced,
+            complete: true,
+        }),
+        Err(EngineError::Interrupted) => Ok(Computed {
+            generated: chose(watch.chosen()),
+            forced: None,
+            complete: false,
+        }),
+        Err(error) => Err(engine_error(&error)),
     }
-    let generated = run::generate(sequence, request, watch);
-    Ok((generated.map_err(|error| engine_error(&error))?, None))
+}
+
+/// What an interrupted run says: how far it came, and how to go on.
+fn interrupted(args: &GenerateArgs, report: &RunReport, saved: bool) -> CommandError {
+    let error = CommandError::new(anyhow::anyhow!(report.progress()), Exit::Incomplete);
+    match &args.save_state {
+        Some(path) if saved => {
+            let path = path.display();
+            error.hint(format!("--load-state {path} goes on from there"))
+        }
+        _ => error.hint(
+            "logits and traces are written by whole runs only; with --save-state FILE an \
+             interrupted run can be continued",
+        ),
+    }
 }
 
 /// Writes the report to stdout and `--out`.
-fn deliver(args: &GenerateArgs, report: &RunReport) -> Result<Exit, CommandError> {
+fn deliver(args: &GenerateArgs, report: &RunReport, saved: bool) -> Result<Exit, CommandError> {
     let line = match &report.teacher_forcing {
         Some(forced) => format!("{} of {}\n", forced.tf_matches, forced.tf_positions),
         None => format!("{}\n", join(&report.generated_ids)),
@@ -231,9 +349,21 @@ fn deliver(args: &GenerateArgs, report: &RunReport) -> Result<Exit, CommandError
         };
         if args.output.format == Format::Json {
             output::deliver(&json, report, &report.text())?;
-            return Ok(Exit::Conforms);
+        } else {
+            output::write_report(&json, report, &report.text())?;
         }
-        output::write_report(&json, report, &report.text())?;
+    }
+    output::deliver_page(
+        &args.output,
+        || page::plots(report),
+        |plots| page::page(report, plots),
+    )?;
+    if !report.complete {
+        // Half of the ids asked for are no result: they are in the error line and the report.
+        return Err(interrupted(args, report, saved));
+    }
+    if args.output.format == Format::Json {
+        return Ok(Exit::Conforms);
     }
     let mut stdout = std::io::stdout().lock();
     output::quiet_pipe(
@@ -352,16 +482,25 @@ fn trace_header(
     header
 }
 
+/// Writes the state where it was asked for and is one: a pass that was given up leaves none. Says
+/// whether it was written.
 fn save_state(
-    path: &Path,
     args: &GenerateArgs,
     files: &ModelFiles,
-    (identity, sequence, request, generated): (Identity, &EngineSequence, &Request, &Generated),
-) -> Result<(), CommandError> {
-    let ids = [&request.ids[..], &generated.ids].concat();
+    identity: Option<Identity>,
+    (sequence, request, computed): (&EngineSequence, &Request, &Computed),
+) -> Result<bool, CommandError> {
     let position = sequence.state.position;
+    let (Some(path), Some(identity)) = (&args.save_state, identity) else {
+        return Ok(false);
+    };
+    if !computed.complete && position == 0 {
+        return Ok(false);
+    }
+    let ids = [&request.ids[..], &computed.generated.ids].concat();
     let header = Header::new(identity, args.mla_norm_eps, &files.shape, position, ids);
-    save(path, &header, &sequence.state).map_err(|error| state_error(&error))
+    save(path, &header, &sequence.state).map_err(|error| state_error(&error))?;
+    Ok(true)
 }
 
 fn settings(

@@ -187,7 +187,8 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), CommandError> {
         let mut file = tempfile::Builder::new()
             .permissions(ordinary)
             .tempfile_in(folder)?;
-        file.write_all(bytes)?;
+        // The file itself: its wrapper would put the temporary name into every error.
+        file.as_file_mut().write_all(bytes)?;
         file.as_file().sync_all()?;
         file.persist(path).map_err(|error| error.error)?;
         Ok(())

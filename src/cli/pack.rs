@@ -1,19 +1,20 @@
 //! `pack`: the trunk of a checkpoint as one file of aligned runs, for streaming.
 
 use std::io::IsTerminal as _;
+use std::ops::ControlFlow;
 use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::generate::{eprint_text, model_error};
+use super::generate::{eprint_text, listen, model_error};
 use super::output::{self, CommandError, OutputArgs};
 use crate::exit::Exit;
-use crate::memory::plan::gigabytes;
+use crate::memory::plan::in_units;
 use crate::model::Contract;
 use crate::stream::ModelFiles;
-use crate::stream::pack::{self, Packed, Progress, Stage};
+use crate::stream::pack::{self, PackError, Packed, Progress, Stage};
 
 /// What was typed.
 #[derive(Debug, Args)]
@@ -31,9 +32,10 @@ pub struct PackArgs {
 /// Runs the command.
 ///
 /// # Errors
-/// [`CommandError`]: a checkpoint that cannot be read, scattered layers, a full disk.
+/// [`CommandError`]: a checkpoint that cannot be read, scattered layers, a full disk, an interrupt.
 pub fn run(args: &PackArgs) -> Result<Exit, CommandError> {
     output::check_writable(&args.output)?;
+    let interrupt = listen()?;
     let files = ModelFiles::open(&Contract::default(), &args.model, None, None);
     let files = files.map_err(|error| model_error(&error))?;
     let start = Instant::now();
@@ -49,6 +51,10 @@ pub fn run(args: &PackArgs) -> Result<Exit, CommandError> {
             bar.set_length(progress.total_bytes);
             bar.set_position(progress.done_bytes);
         }
+        if interrupt.is_set() {
+            return ControlFlow::Break(());
+        }
+        ControlFlow::Continue(())
     };
     let packed = pack::pack(
         &files.checkpoint,
@@ -60,7 +66,11 @@ pub fn run(args: &PackArgs) -> Result<Exit, CommandError> {
         bar.finish_and_clear();
     }
     let packed = packed.map_err(|error| {
-        CommandError::new(anyhow::anyhow!("{error}"), Exit::BadInput)
+        let exit = match error {
+            PackError::Interrupted { .. } => Exit::Incomplete,
+            _ => Exit::BadInput,
+        };
+        CommandError::new(anyhow::anyhow!("{error}"), exit)
             .hint("what has been packed so far is kept; the same command goes on from there")
     })?;
     let seconds = start.elapsed().as_secs_f64();
@@ -91,13 +101,19 @@ fn bar() -> Option<ProgressBar> {
 }
 
 fn report(packed: &Packed, seconds: f64) -> (serde_json::Value, String) {
-    let rate = packed.bytes as f64 / 1e6 / seconds.max(1e-9);
+    // Of a pack that was gone on with, only a part was copied now.
+    let rate = if packed.resumed_layers == 0 {
+        let rate = packed.bytes as f64 / 1e6 / seconds.max(1e-9);
+        format!(" ({rate:.0} MB/s)")
+    } else {
+        String::new()
+    };
     let text = format!(
-        "packed and verified {} layers, {} in {seconds:.1} s ({rate:.0} MB/s)\n\
-         largest run {}: the slot of a ring that holds any layer\n",
+        "packed and verified {} layers, {} in {seconds:.1} s{rate}\n\
+         the largest layer has {}: a ring slot that holds any of them takes as much\n",
         packed.layers,
-        gigabytes(packed.bytes),
-        gigabytes(packed.largest_run_bytes)
+        in_units(packed.bytes),
+        in_units(packed.largest_run_bytes)
     );
     let json = serde_json::json!({
         "schema": "k3-verify/pack/1",

@@ -7,7 +7,7 @@ use super::output::{self, CommandError, OutputArgs};
 use super::plan_layers::{self, PlanLayersArgs};
 use crate::exit::Exit;
 use crate::host::memory;
-use crate::memory::plan::gigabytes;
+use crate::memory::plan::in_units;
 use crate::model::Contract;
 use crate::stream::ModelFiles;
 
@@ -44,18 +44,15 @@ pub fn run(args: &PlanArgs) -> Result<Exit, CommandError> {
     let positions = args.positions as usize;
     let plan = generate::plan(&args.model, &files, positions, 1)?;
     let available = memory::available();
-    let say = |bytes: Option<u64>| bytes.map_or("not known".to_owned(), gigabytes);
+    let say = |bytes: Option<u64>| bytes.map_or("not known".to_owned(), in_units);
     let text = format!(
-        "memory plan for {positions} positions\n{}  {} layers pinned, {} ring slots, {} expert \
-         slots\n  free on this machine {}, in its control group {}\n",
+        "memory plan for {positions} positions\n{}free on this machine {}, in its control group \
+         {}\n",
         plan.text(),
-        plan.pinned_layers.len(),
-        plan.ring_slots,
-        plan.expert_slots,
         say(available.machine_bytes),
         available
             .group_bytes
-            .map_or("no limit".to_owned(), gigabytes),
+            .map_or("no limit".to_owned(), in_units),
     );
     let json = serde_json::json!({
         "schema": "k3-verify/plan/1",

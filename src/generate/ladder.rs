@@ -9,6 +9,8 @@ use std::fmt::Write as _;
 use serde::Serialize;
 use serde_json::Value;
 
+use crate::memory::plan::in_units;
+use crate::report::html::Page;
 use crate::report::svg::{Axis, Colour, LineChart, Marker, PlotError, Series, line_chart};
 
 /// Schema of the report.
@@ -226,31 +228,76 @@ impl Ladder {
     pub fn text(&self) -> String {
         let mut text = format!(
             "ids, the same under every limit: {}\npolicy {}; the last token, seconds as median\n\
-             budget     pinned GB  layers  ring  slots   hit %   experts GB   trunk GB   \
-             s/token   peak GB  I/O %\n",
+             budget           pinned  layers  ring  slots   hit %      experts        trunk   \
+             s/token         peak   I/O %\n",
             say(&self.generated_ids),
             self.policy
         );
-        let gb = |bytes: u64| bytes as f64 / 1e9;
         for row in &self.rows {
             let _ = writeln!(
                 text,
-                "{:<10} {:>9.3} {:>7} {:>5} {:>6} {:>7.2} {:>12.3} {:>10.3} {:>9.4} {:>9.3} \
-                 {:>6.1}",
+                "{:<10} {:>12} {:>7} {:>5} {:>6} {:>7.2} {:>12} {:>12} {:>9.4} {:>12} {:>7.1}",
                 row.budget,
-                gb(row.pinned_bytes),
+                in_units(row.pinned_bytes),
                 row.pinned_layers,
                 row.ring_slots,
                 row.expert_slots,
                 row.hit_percent(),
-                gb(row.expert_bytes),
-                gb(row.trunk_bytes),
+                in_units(row.expert_bytes),
+                in_units(row.trunk_bytes),
                 row.seconds,
-                gb(row.peak_resident_bytes),
+                in_units(row.peak_resident_bytes),
                 row.io_share_percent
             );
         }
         text
+    }
+
+    /// The ladder as a page; `plots` are those that were drawn of it.
+    #[must_use]
+    pub fn page(&self, plots: &[(String, String)]) -> String {
+        let mut page = Page::new("Memory ladder");
+        page.paragraph(&format!(
+            "the last token under each limit, seconds as median of {} runs; expert cache: {}",
+            self.rows.first().map_or(0, |row| row.each_seconds.len()),
+            self.policy
+        ));
+        let ids = say(&self.generated_ids).replace(',', ", ");
+        page.paragraph(&format!("ids, the same under every limit: {ids}"));
+        for plot in plots {
+            page.figure(&plot.1);
+        }
+        let header = [
+            "limit",
+            "trunk pinned",
+            "layers",
+            "ring",
+            "expert slots",
+            "hit %",
+            "experts read",
+            "trunk read",
+            "s/token",
+            "peak resident",
+            "waiting %",
+        ];
+        let row = |row: &LadderRow| {
+            vec![
+                row.budget.clone(),
+                in_units(row.pinned_bytes),
+                row.pinned_layers.to_string(),
+                row.ring_slots.to_string(),
+                row.expert_slots.to_string(),
+                format!("{:.2}", row.hit_percent()),
+                in_units(row.expert_bytes),
+                in_units(row.trunk_bytes),
+                format!("{:.4}", row.seconds),
+                in_units(row.peak_resident_bytes),
+                format!("{:.1}", row.io_share_percent),
+            ]
+        };
+        let rows: Vec<_> = self.rows.iter().map(row).collect();
+        page.table(&header.map(str::to_owned), &rows);
+        page.finish()
     }
 
     /// Seconds per token over the limits.
@@ -258,7 +305,15 @@ impl Ladder {
     /// # Errors
     /// The plotting crate fails.
     pub fn plot(&self) -> Result<String, PlotError> {
-        let x = |row: &LadderRow| row.budget_bytes as f64 / 1e9;
+        let largest = self.rows.iter().map(|row| row.budget_bytes).max();
+        let (unit, bytes) = if largest.unwrap_or(0) >= 1_000_000_000 {
+            ("GB", 1e9)
+        } else {
+            ("MB", 1e6)
+        };
+        let all = self.rows.iter().flat_map(|row| &row.each_seconds);
+        let slowest = all.copied().fold(f64::MIN_POSITIVE, f64::max);
+        let x = |row: &LadderRow| row.budget_bytes as f64 / bytes;
         let median = self.rows.iter().map(|row| (x(row), row.seconds));
         let each = self.rows.iter().flat_map(|row| {
             let seconds = row.each_seconds.iter();
@@ -275,8 +330,9 @@ impl Ladder {
         line_chart(&LineChart {
             title: "Seconds per token by memory limit".to_owned(),
             subtitle: format!("the last token; expert cache: {}", self.policy),
-            x: Axis::linear("memory limit, GB"),
-            y: Axis::linear("seconds per token"),
+            x: Axis::linear(&format!("memory limit, {unit}")),
+            // From zero: what a limit costs is read off as a share of the whole.
+            y: Axis::linear("seconds per token").within(0.0, slowest * 1.05),
             series: vec![
                 series("repeats", each.collect(), 0, Marker::Circle, Colour::Grey),
                 series("median", median.collect(), 2, Marker::Square, Colour::Blue),

@@ -5,6 +5,7 @@
 //! have is none of its business.
 
 pub mod ladder;
+pub mod page;
 pub mod report;
 pub mod run;
 pub mod state_file;

@@ -7,7 +7,7 @@ use serde::Serialize;
 use super::run::{Step, TeacherForcing};
 use crate::host::provenance::Provenance;
 use crate::memory::MemoryPlan;
-use crate::memory::plan::gigabytes;
+use crate::memory::plan::in_units;
 use crate::simcache::cache::Counters;
 
 /// Schema of the report.
@@ -35,16 +35,17 @@ pub struct StepRow {
 
 impl StepRow {
     /// Head of the step table.
-    pub const HEAD: &'static str = "  step      id   seconds  hit %   GB read   wait %      tok/s";
+    pub const HEAD: &'static str =
+        "  step      id   seconds  hit %         read   wait %      tok/s";
 
     /// A line of the step table.
     #[must_use]
     pub fn line(&self, index: usize) -> String {
         let id = self.step.id.map_or("-".to_owned(), |id| id.to_string());
-        let read = (self.expert_bytes + self.trunk_bytes) as f64 / 1e9;
+        let read = in_units(self.expert_bytes + self.trunk_bytes);
         let seconds = self.step.seconds;
         format!(
-            "{index:>6} {id:>7} {seconds:>9.3} {:>6.2} {read:>9.3} {:>8.1} {:>10.4}",
+            "{index:>6} {id:>7} {seconds:>9.3} {:>6.2} {read:>12} {:>8.1} {:>10.4}",
             percent(self.hits as f64, self.requests as f64),
             percent(self.wait_seconds, seconds),
             if seconds > 0.0 { 1.0 / seconds } else { 0.0 },
@@ -131,10 +132,14 @@ pub struct Settings {
 pub struct RunReport {
     /// Schema.
     pub schema: &'static str,
+    /// Whether the run came to its end; interrupted, its report is INCOMPLETE.
+    pub complete: bool,
     /// Identity of the checkpoint; none where shards are missing.
     pub checkpoint_identity: Option<String>,
     /// Ids of the prompt, those of a loaded state included.
     pub prompt_ids: Vec<u32>,
+    /// Ids asked for; a stop id ends a run before.
+    pub ids_asked: usize,
     /// Ids chosen.
     pub generated_ids: Vec<u32>,
     /// The stop id that ended the run.
@@ -171,16 +176,18 @@ impl RunReport {
             table.hits,
             totals.hit_percent,
             table.evictions,
-            gigabytes(totals.expert_bytes)
+            in_units(totals.expert_bytes)
         );
         let _ = writeln!(
             text,
-            "trunk:   {} layer uses, {} pinned, {} ready, {} streamed, {} read once",
+            "trunk:   {} layer uses, {} of pinned layers, {} of others, {} of them read ahead in \
+             time; {} read at the start, {} streamed",
             totals.layer_uses,
             totals.layer_pinned_uses,
+            totals.layer_uses - totals.layer_pinned_uses,
             totals.layer_ready_uses,
-            gigabytes(totals.trunk_bytes),
-            gigabytes(totals.pinned_bytes)
+            in_units(totals.pinned_bytes),
+            in_units(totals.trunk_bytes)
         );
         let _ = writeln!(
             text,
@@ -190,11 +197,16 @@ impl RunReport {
         if let Some(peak) = &self.peak {
             let _ = writeln!(
                 text,
-                "memory:  peak resident {}, planned {} ({} {})",
-                gigabytes(peak.peak_resident_bytes),
-                gigabytes(peak.planned_bytes),
-                if peak.within { "within" } else { "OUTSIDE" },
-                gigabytes(peak.tolerated_bytes)
+                "memory:  peak resident {}, planned {}: {} apart, {} {}",
+                in_units(peak.peak_resident_bytes),
+                in_units(peak.planned_bytes),
+                in_units(peak.planned_bytes.abs_diff(peak.peak_resident_bytes)),
+                if peak.within {
+                    "within the"
+                } else {
+                    "MORE than the"
+                },
+                format_args!("{} allowed", in_units(peak.tolerated_bytes))
             );
         }
         if let Some(forced) = &self.teacher_forcing {
@@ -209,10 +221,45 @@ impl RunReport {
         text
     }
 
+    /// How far an interrupted run came.
+    #[must_use]
+    pub fn progress(&self) -> String {
+        let (chosen, asked) = (self.generated_ids.len(), self.ids_asked);
+        if asked == 0 {
+            return "interrupted before the end of the ids that were to be fed".to_owned();
+        }
+        let which = match &self.generated_ids[..] {
+            [] => String::new(),
+            ids => format!(": {}", join(ids)),
+        };
+        format!("interrupted: {chosen} of {asked} ids were chosen{which}")
+    }
+
+    /// The first line: whether it came to its end, and with what.
+    #[must_use]
+    pub fn verdict(&self) -> String {
+        if !self.complete {
+            return format!("INCOMPLETE: {}", self.progress());
+        }
+        let fed = self.prompt_ids.len();
+        match (self.teacher_forcing, self.stopped_by) {
+            (Some(_), _) => format!("COMPLETE: {fed} ids by teacher forcing"),
+            (None, Some(id)) => format!(
+                "COMPLETE: {} ids generated after a prompt of {fed}, the last is a stop id ({id})",
+                self.generated_ids.len()
+            ),
+            (None, None) => {
+                let chosen = self.generated_ids.len();
+                format!("COMPLETE: {chosen} ids generated after a prompt of {fed}")
+            }
+        }
+    }
+
     /// The whole report as text.
     #[must_use]
     pub fn text(&self) -> String {
         let mut text = String::new();
+        let _ = writeln!(text, "{}", self.verdict());
         let _ = writeln!(text, "generated ids: {}", join(&self.generated_ids));
         let _ = write!(text, "memory plan\n{}", self.plan.text());
         let _ = writeln!(text, "{}", StepRow::HEAD);

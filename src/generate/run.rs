@@ -25,6 +25,14 @@ pub struct Request {
     pub full_recompute: bool,
 }
 
+impl Request {
+    /// Positions that the sequence will reach; the last id chosen is not fed.
+    #[must_use]
+    pub fn positions(&self) -> usize {
+        self.ids.len() + self.count.saturating_sub(1)
+    }
+}
+
 /// One forward pass and the id it chose.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct Step {

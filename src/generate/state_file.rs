@@ -197,28 +197,8 @@ impl<T: Read> Read for Hashing<T> {
 pub fn save(path: &Path, header: &Header, state: &State) -> Result<(), StateError> {
     let write = || -> io::Result<()> {
         let file = crate::host::files::temporary_beside(path)?;
-        let mut sink = Hashing {
-            inner: BufWriter::new(file),
-            hash: Sha256::new(),
-        };
-        let text = serde_json::to_vec(header)?;
-        sink.write_all(&MAGIC)?;
-        sink.write_all(&VERSION.to_le_bytes())?;
-        sink.write_all(&(text.len() as u32).to_le_bytes())?;
-        sink.write_all(&text)?;
-        for slot in &state.kda {
-            put(&mut sink, &slot.recurrent)?;
-            put(&mut sink, &slot.convolution)?;
-        }
-        for cache in &state.mla {
-            put(&mut sink, &cache.rows)?;
-        }
-        let digest = sink.hash.finalize();
-        sink.inner.write_all(&digest)?;
-        let file = sink
-            .inner
-            .into_inner()
-            .map_err(|error| error.into_error())?;
+        // The file itself: its wrapper would put the temporary name into every error.
+        put_all(file.as_file(), header, state)?;
         file.as_file().sync_all()?;
         file.persist(path).map_err(|error| error.error)?;
         Ok(())
@@ -227,6 +207,29 @@ pub fn save(path: &Path, header: &Header, state: &State) -> Result<(), StateErro
         path: path.to_owned(),
         reason,
     })
+}
+
+/// Everything in the order of the file, and its hash.
+fn put_all(file: &File, header: &Header, state: &State) -> io::Result<()> {
+    let mut sink = Hashing {
+        inner: BufWriter::new(file),
+        hash: Sha256::new(),
+    };
+    let text = serde_json::to_vec(header)?;
+    sink.write_all(&MAGIC)?;
+    sink.write_all(&VERSION.to_le_bytes())?;
+    sink.write_all(&(text.len() as u32).to_le_bytes())?;
+    sink.write_all(&text)?;
+    for slot in &state.kda {
+        put(&mut sink, &slot.recurrent)?;
+        put(&mut sink, &slot.convolution)?;
+    }
+    for cache in &state.mla {
+        put(&mut sink, &cache.rows)?;
+    }
+    let digest = sink.hash.finalize();
+    sink.inner.write_all(&digest)?;
+    sink.inner.flush()
 }
 
 /// Values as little-endian bytes, a block at a time.

@@ -7,8 +7,8 @@ use std::sync::atomic::{AtomicBool, Ordering};
 
 use signal_hook::consts::{SIGINT, SIGTERM};
 
-/// Set once somebody asked to stop.
-#[derive(Debug, Clone)]
+/// Set once somebody asked to stop; the default is nobody's and never set.
+#[derive(Debug, Clone, Default)]
 pub struct Interrupt(Arc<AtomicBool>);
 
 impl Interrupt {

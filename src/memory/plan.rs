@@ -85,13 +85,26 @@ pub struct MemoryPlan {
     pub expert_slots: usize,
 }
 
+/// Whose limit a refusal is about.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum LimitOf {
+    /// The whole process.
+    Process,
+    /// The trunk, by a wish.
+    Trunk,
+    /// The expert slots, by a wish.
+    Experts,
+}
+
 /// A run that does not fit.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 #[error(
     "refused: {what} needs {}, the limit is {} ({}); {advice}",
-    gigabytes(*needed_bytes), gigabytes(*limit_bytes), shortfall(*needed_bytes, *limit_bytes)
+    in_units(*needed_bytes), in_units(*limit_bytes), shortfall(*needed_bytes, *limit_bytes)
 )]
 pub struct Refusal {
+    /// Whose limit it is.
+    pub limit_of: LimitOf,
     /// What does not fit: the plan, or a part that was given a limit of its own.
     pub what: &'static str,
     /// What the plan adds up to.
@@ -103,13 +116,25 @@ pub struct Refusal {
 }
 
 fn shortfall(needed: u64, limit: u64) -> String {
-    format!("{} too much", gigabytes(needed.saturating_sub(limit)))
+    format!("{} too much", in_units(needed.saturating_sub(limit)))
 }
 
-/// A size in GB (10⁹ bytes) with the digits that show a difference of a MB.
+/// A size for people, in the largest of GB, MB and kB (10⁹, 10⁶, 10³ bytes) that it fills, with
+/// three decimals.
 #[must_use]
-pub fn gigabytes(bytes: u64) -> String {
-    format!("{:.3} GB", bytes as f64 / 1e9)
+pub fn in_units(bytes: u64) -> String {
+    let units = [("GB", 1_000_000_000), ("MB", 1_000_000), ("kB", 1000)];
+    let unit = units.iter().find(|(_, unit)| bytes >= *unit);
+    unit.map_or_else(
+        || format!("{bytes} bytes"),
+        |(name, unit)| format!("{:.3} {name}", bytes as f64 / *unit as f64),
+    )
+}
+
+/// A number of things, in the plural but for one.
+fn counted(count: usize, one: &str) -> String {
+    let plural = if count == 1 { "" } else { "s" };
+    format!("{count} {one}{plural}")
 }
 
 impl Demand {
@@ -186,14 +211,15 @@ impl Demand {
             line(
                 "recurrent state",
                 self.recurrent_bytes(),
-                format!("{kda} KDA layers"),
+                counted(kda, "KDA layer"),
             ),
             line(
                 "latent cache",
                 per_position * self.positions as u64,
                 format!(
-                    "{} positions x {mla} MLA layers x {} floats",
-                    self.positions,
+                    "{} x {} x {} floats",
+                    counted(self.positions, "position"),
+                    counted(mla, "MLA layer"),
                     shape.cache_width()
                 ),
             ),
@@ -202,7 +228,7 @@ impl Demand {
                 buffers,
                 format!("chunks of {} tokens", self.chunk_tokens),
             ),
-            line("logits", logits, format!("{rows} rows")),
+            line("logits", logits, counted(rows, "row")),
         ]);
         lines
     }
@@ -279,15 +305,17 @@ impl Demand {
             let ring = wishes.ring_slots.unwrap_or(1).max(1);
             let largest = sizes.iter().copied().max().unwrap_or(0);
             return Err(Refusal {
+                limit_of: LimitOf::Trunk,
                 what: "a ring that holds any layer",
                 needed_bytes: trunk::least_bytes(sizes, ring),
                 limit_bytes,
-                advice: format!("a layer takes up to {}", gigabytes(largest)),
+                advice: format!("a layer takes up to {}", in_units(largest)),
             });
         }
         let least = self.shape.top_k.min(self.expert_count());
         if let Some(slots) = asked_slots.filter(|slots| *slots < least) {
             return Err(Refusal {
+                limit_of: LimitOf::Experts,
                 what: "what one token asks of a layer",
                 needed_bytes: least as u64 * self.expert_slot_bytes,
                 limit_bytes: slots as u64 * self.expert_slot_bytes,
@@ -324,14 +352,21 @@ impl Demand {
         components.push(Component {
             name: "trunk ring",
             bytes: ring as u64 * pinned.slot_bytes,
-            what: format!("{ring} slots of {}", gigabytes(pinned.slot_bytes)),
+            what: match ring {
+                0 => "no ring: every layer is pinned".to_owned(),
+                _ => format!(
+                    "{} of {}",
+                    counted(ring, "slot"),
+                    in_units(pinned.slot_bytes)
+                ),
+            },
         });
         components.push(Component {
             name: "experts",
             bytes: slots as u64 * self.expert_slot_bytes,
             what: format!(
-                "{slots} slots of {:.3} MB, {} experts",
-                self.expert_slot_bytes as f64 / 1e6,
+                "{slots} slots of {}, {} experts",
+                in_units(self.expert_slot_bytes),
                 self.expert_count()
             ),
         });
@@ -354,16 +389,22 @@ impl Demand {
         let advice = if least <= limit {
             format!(
                 "with less pinned and fewer slots {} would fit",
-                gigabytes(least)
+                in_units(least)
             )
         } else {
+            let held = if self.streams_vocabulary {
+                ""
+            } else {
+                " with embedding and head in memory"
+            };
             format!(
-                "the least for this model and {} positions is {}",
+                "the least for this model and {} positions{held} is {}",
                 self.positions,
-                gigabytes(least)
+                in_units(least)
             )
         };
         Refusal {
+            limit_of: LimitOf::Process,
             what: "the plan",
             needed_bytes: plan.total_bytes,
             limit_bytes: limit,
@@ -379,15 +420,13 @@ impl MemoryPlan {
         use std::fmt::Write as _;
         let mut text = String::new();
         for line in &self.components {
-            let mb = line.bytes as f64 / 1e6;
+            let bytes = in_units(line.bytes);
             // Writing to a String cannot fail.
-            let _ = writeln!(text, "  {:<16} {mb:>12.3} MB  {}", line.name, line.what);
+            let _ = writeln!(text, "  {:<16} {bytes:>12}  {}", line.name, line.what);
         }
-        let mb = self.total_bytes as f64 / 1e6;
-        let _ = writeln!(text, "  {:<16} {mb:>12.3} MB", "total");
+        let _ = writeln!(text, "  {:<16} {:>12}", "total", in_units(self.total_bytes));
         if let Some(limit) = self.limit_bytes {
-            let mb = limit as f64 / 1e6;
-            let _ = writeln!(text, "  {:<16} {mb:>12.3} MB", "limit");
+            let _ = writeln!(text, "  {:<16} {:>12}", "limit", in_units(limit));
         }
         text
     }

@@ -105,6 +105,9 @@ pub enum EngineError {
         /// Positions that were complete.
         position: usize,
     },
+    /// Somebody asked to stop; the state holds some layers' updates and not others'.
+    #[error("interrupted")]
+    Interrupted,
     /// No threads.
     #[error(transparent)]
     Threads(#[from] ThreadsError),

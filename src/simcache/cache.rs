@@ -224,8 +224,9 @@ impl SlotTable {
             .collect()
     }
 
-    /// Loads experts that nobody has asked for yet; those resident are left alone.
-    pub fn prefetch(&mut self, experts: &[u32]) -> Result<(), CacheError> {
+    /// Loads experts that nobody has asked for yet; those resident are left alone. Gives those that
+    /// were loaded.
+    pub fn prefetch(&mut self, experts: &[u32]) -> Result<Vec<Served>, CacheError> {
         let slot_count = self.slot_count();
         if experts.len() > slot_count {
             return Err(CacheError::GroupTooLarge {
@@ -241,13 +242,20 @@ impl SlotTable {
         {
             self.in_use.insert(slot);
         }
+        let mut read = Vec::new();
         for &expert in experts {
             if self.slot_of(expert).is_none() {
-                self.load(expert);
+                let outcome = self.load(expert);
+                let slot = self.slot_of[expert as usize];
                 self.counters.prefetch_reads += 1;
+                read.push(Served {
+                    expert,
+                    slot,
+                    outcome,
+                });
             }
         }
-        Ok(())
+        Ok(read)
     }
 
     fn serve_late(&mut self, group: &[u32], sink: &mut impl FnMut(Served)) {

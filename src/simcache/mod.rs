@@ -22,6 +22,7 @@ pub mod order;
 pub mod page;
 pub mod plots;
 pub mod policy;
+pub mod prefetch;
 pub mod random;
 pub mod recorded_run;
 pub mod replay;

@@ -54,6 +54,12 @@ pub fn page(report: &Report, plots: &[Plot]) -> String {
         figure(&mut page, "measured-seconds");
         page.list(&measured.differences);
     }
+    if !report.prefetch.is_empty() {
+        page.section(text::PREFETCH_HEADING);
+        page.list(&text::prefetch_words(report));
+        let (header, rows) = tables::prefetch_table(&report.prefetch);
+        page.table(&header, &rows);
+    }
     for run in &report.recorded_runs {
         page.section("Recorded run");
         let verdict = run

@@ -6,6 +6,7 @@ use serde::Serialize;
 use super::cache::{Requests, Reserve};
 use super::forecast::{ForecastRow, Machine, TimeFit, TooSmall};
 use super::order::{Order, Recognition};
+use super::prefetch::PrefetchRow;
 use super::recorded_run::RecordedRun;
 use super::shape::ModelShape;
 use super::statistics::{DistanceBucket, HotExpert, Plateau, Reuse};
@@ -32,6 +33,9 @@ pub struct Report {
     pub forecast: Option<Forecast>,
     /// Forecast against a measured ladder.
     pub measured: Option<Measured>,
+    /// Reading ahead in the main order, where it was asked for.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub prefetch: Vec<PrefetchRow>,
     /// The recording caches' logs against replays of their settings, one per trace that has one.
     pub recorded_runs: Vec<RecordedRun>,
     /// What the reader should know.

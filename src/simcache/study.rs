@@ -8,6 +8,7 @@ use super::forecast::{Budget, Machine, slots_beside_trunk};
 use super::measured::Rung;
 use super::order::{self, Order, Recognition};
 use super::policy::PolicyName;
+use super::prefetch::{PrefetchPlan, PrefetchRow, Scale};
 use super::report::{OrderReport, Provenance, Report, SCHEMA_VERSION, Settings, TraceSummary};
 use super::trace::{Trace, TraceError};
 use super::view::{PINNED_SHARE, Studied, ViewPlan, requests_per_token, study as study_view};
@@ -52,6 +53,8 @@ pub struct StudyPlan {
     pub reserve: Reserve,
     /// Policies; empty: all.
     pub policies: Vec<PolicyName>,
+    /// Ways to read ahead, replayed with the policies named, or else with LRU and layer-cycle.
+    pub prefetch: Vec<PrefetchPlan>,
     /// Capacities; empty: the default grid.
     pub slot_counts: Vec<usize>,
     /// Budgets; None: the published ladder's, where the model is as large.
@@ -115,6 +118,7 @@ pub fn run(mut traces: Vec<Trace>, plan: &StudyPlan) -> Result<Report, StudyErro
         }
         None => None,
     };
+    let prefetch = prefetch(main, main_view, &view_plan, plan);
     let finding = finding(&recognition, plan.order);
     let notes = notes(&recorded, main_view, requests_note, plan.reserve);
     Ok(Report {
@@ -141,6 +145,7 @@ pub fn run(mut traces: Vec<Trace>, plan: &StudyPlan) -> Result<Report, StudyErro
         views: views.into_iter().map(|studied| studied.view).collect(),
         forecast,
         measured,
+        prefetch,
         recorded_runs,
         notes,
         provenance: Provenance::default(),
@@ -166,6 +171,30 @@ fn policies(plan: &StudyPlan) -> Vec<PolicyName> {
         [] => PolicyName::ALL.to_vec(),
         _ => plan.policies.clone(),
     }
+}
+
+/// Every way to read ahead, with every policy, at every capacity of the table.
+fn prefetch(trace: &Trace, main: &Studied, view: &ViewPlan, plan: &StudyPlan) -> Vec<PrefetchRow> {
+    let scale = Scale {
+        workload: &main.workload,
+        focus: main.focus,
+        requests_per_token: requests_per_token(trace),
+        machine: &plan.machine,
+    };
+    let policies = match plan.policies[..] {
+        [] => vec![PolicyName::Lru, PolicyName::LayerCycle],
+        _ => plan.policies.clone(),
+    };
+    let mut tasks = Vec::new();
+    for &way in &plan.prefetch {
+        for &policy in &policies {
+            let slots = view.table_slot_counts.iter();
+            tasks.extend(slots.map(|&slots| (way, policy, slots)));
+        }
+    }
+    let rows = tasks.into_par_iter();
+    rows.filter_map(|(way, policy, slots)| scale.row(slots, policy, plan.reserve, way))
+        .collect()
 }
 
 /// The trace in the order that is mainly studied, filters applied: what an export should hold.

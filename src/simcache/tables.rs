@@ -3,6 +3,7 @@
 use std::fmt::Write as _;
 
 use super::forecast::{ForecastRow, Machine};
+use super::prefetch::PrefetchRow;
 use super::report::{Forecast, Measured, PolicyResult, Row, View};
 use crate::report::svg::number;
 
@@ -119,6 +120,48 @@ pub fn pinned_table(view: &View) -> Table {
         ]
     });
     (header.map(String::from).to_vec(), rows.collect())
+}
+
+/// Header and rows of reading ahead.
+pub fn prefetch_table(rows: &[PrefetchRow]) -> Table {
+    let header = [
+        "predictor",
+        "policy",
+        "slots",
+        "misses",
+        "with",
+        "read ahead",
+        "used %",
+        "caused",
+        "GB/token",
+        "waited",
+        "read",
+        "s/token held",
+        "ahead",
+        "s/token streamed",
+        "ahead",
+    ];
+    let cells = rows.iter().map(|row| {
+        let counts = &row.counts;
+        vec![
+            format!("{}:{}", row.plan.predictor.as_str(), row.plan.count),
+            row.policy.to_owned(),
+            grouped(row.slot_count as u64),
+            grouped(row.plain_misses),
+            grouped(counts.demand_misses),
+            grouped(counts.reads_ahead),
+            format!("{:.1}", row.used_percent),
+            grouped(counts.caused_misses),
+            amount(row.plain_gb_per_token),
+            amount(row.waited_gb_per_token),
+            amount(row.read_gb_per_token),
+            amount(row.trunk_held.plain),
+            amount(row.trunk_held.ahead),
+            amount(row.trunk_streamed.plain),
+            amount(row.trunk_streamed.ahead),
+        ]
+    });
+    (header.map(String::from).to_vec(), cells.collect())
 }
 
 /// Header and rows of the forecast: one row per budget.

@@ -7,9 +7,33 @@ use super::forecast::Machine;
 use super::report::{Forecast, Measured, Report, Row, View};
 use super::tables::{
     amount, capacity_table, columns, forecast_table, gb, grouped, measured_table, pinned_table,
+    prefetch_table,
 };
 
 const RULE: &str = "----------------------------------------------------------------";
+
+/// Heading of the study of reading ahead.
+pub const PREFETCH_HEADING: &str = "Reading ahead";
+
+/// What the columns of reading ahead mean, and what its seconds assume.
+pub fn prefetch_words(report: &Report) -> Vec<String> {
+    let machine = &report.settings.machine;
+    vec![
+        "before each layer at most N experts are read ahead; misses: experts that the computation \
+         waits for, without and with; caused: misses of experts thrown out to read ahead"
+            .to_owned(),
+        "GB/token: read without reading ahead; waited and read: waited for, and read in all, with it"
+            .to_owned(),
+        format!(
+            "s/token at best, {:.2} GB/s and {} s of computing: with the trunk held, and with its \
+             {} GB streamed beside the computation; the disk is never idle while there is something \
+             to read",
+            machine.disk_bytes_per_second / 1e9,
+            machine.compute_seconds_per_token,
+            amount(gb(machine.trunk_bytes))
+        ),
+    ]
+}
 
 /// The whole report.
 pub fn text(report: &Report) -> String {
@@ -23,6 +47,15 @@ pub fn text(report: &Report) -> String {
     }
     if let Some(measured) = &report.measured {
         measured_text(&mut out, measured);
+    }
+    if !report.prefetch.is_empty() {
+        heading(&mut out, PREFETCH_HEADING);
+        for words in prefetch_words(report) {
+            line(&mut out, &words);
+        }
+        out.push('\n');
+        let (header, rows) = prefetch_table(&report.prefetch);
+        columns(&mut out, &header, &rows);
     }
     for run in &report.recorded_runs {
         heading(&mut out, "Recorded run");

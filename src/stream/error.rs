@@ -60,7 +60,7 @@ pub enum StreamError {
     #[error("the reader of the trunk has stopped")]
     Stopped,
     /// The trace cannot be written.
-    #[error("{}: cannot write the trace: {source}", path.display())]
+    #[error("{}: cannot write: {source}", path.display())]
     Trace {
         /// The file.
         path: PathBuf,

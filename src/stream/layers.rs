@@ -15,6 +15,7 @@ use super::blocks::{Buffer, Pool, Slot};
 use super::habits::Habits;
 use super::read::{BlockFile, read_all};
 use super::runs::{Run, RunSource};
+use crate::host::interrupt::Interrupt;
 use crate::kernels::threads::Threads;
 use crate::model::{EngineError, LayerSource, LayerWeights, Operations, Shape};
 
@@ -31,6 +32,8 @@ pub struct Trunk {
     pub ring_slots: usize,
     /// Threads that read.
     pub io_threads: usize,
+    /// Once it is set no further layer is given out.
+    pub stop: Interrupt,
 }
 
 impl Trunk {
@@ -41,6 +44,13 @@ impl Trunk {
         layers
             .filter(|layer| self.pinned.binary_search(layer).is_err())
             .collect()
+    }
+
+    fn go_on(&self) -> Result<(), EngineError> {
+        if self.stop.is_set() {
+            return Err(EngineError::Interrupted);
+        }
+        Ok(())
     }
 }
 
@@ -204,7 +214,7 @@ impl<O: Operations + ?Sized + 'static> StreamedLayers<O> {
     /// Reads the pinned layers and starts the reader.
     ///
     /// # Errors
-    /// A pinned layer that cannot be read or bound; no thread.
+    /// A pinned layer that cannot be read or bound; no thread; [`EngineError::Interrupted`].
     pub fn open(
         operations: Arc<O>,
         shape: Shape,
@@ -257,6 +267,7 @@ impl<O: Operations + ?Sized + 'static> StreamedLayers<O> {
     fn pin(&mut self) -> Result<(), EngineError> {
         let ring = Arc::clone(&self.ring);
         for &layer in &ring.trunk.pinned {
+            ring.trunk.go_on()?;
             let run = &ring.trunk.runs[layer];
             let mut buffer = Buffer::zeroed(run.buffer_bytes());
             let jobs = run.jobs(&ring.trunk.files, buffer.bytes_mut());
@@ -301,6 +312,7 @@ impl<O: Operations + ?Sized> StreamedLayers<O> {
 
 impl<O: Operations + ?Sized + 'static> LayerSource for StreamedLayers<O> {
     fn layer(&self, layer: usize) -> Result<Arc<LayerWeights>, EngineError> {
+        self.ring.trunk.go_on()?;
         if let Some(weights) = &self.pinned[layer] {
             self.count(|counters| {
                 counters.uses += 1;

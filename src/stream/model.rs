@@ -21,6 +21,7 @@ use crate::checkpoint::identity::{Identity, IdentityError, identity};
 use crate::checkpoint::plan::visit_layer;
 use crate::checkpoint::{Binding, Checkpoint, CheckpointError, ReadError};
 use crate::config::{ConfigError, RawConfig};
+use crate::host::interrupt::Interrupt;
 use crate::memory::{Demand, MemoryPlan};
 use crate::model::{Engine, EngineError, EngineOptions, Operations, Shape, Weights};
 use crate::simcache::policy::PolicyName;
@@ -114,6 +115,8 @@ pub struct StreamOptions {
     pub direct: bool,
     /// As it should be, but for mutants.
     pub habits: Arc<dyn Habits>,
+    /// Ends a pass between two layers once it is set.
+    pub stop: Interrupt,
 }
 
 impl StreamOptions {
@@ -128,6 +131,7 @@ impl StreamOptions {
             streams_vocabulary,
             direct: true,
             habits: Arc::new(Careful),
+            stop: Interrupt::default(),
         }
     }
 }
@@ -260,6 +264,7 @@ impl ModelFiles {
             pinned: stream.pinned.clone(),
             ring_slots: stream.ring_slots,
             io_threads: IO_THREADS,
+            stop: stream.stop.clone(),
         };
         let habits = Arc::clone(&stream.habits);
         let layers = StreamedLayers::open(Arc::clone(operations), shape.clone(), trunk, habits)?;

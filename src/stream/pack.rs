@@ -15,6 +15,7 @@
 use std::collections::BTreeMap;
 use std::fs::{self, File};
 use std::io::{self, Read as _, Write as _};
+use std::ops::ControlFlow;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
@@ -93,6 +94,20 @@ pub enum PackError {
         expected: String,
         /// Of the file.
         found: String,
+    },
+    /// Somebody asked to stop.
+    #[error("interrupted: {done_layers} of {layers} layers are packed{}", if *verifying {
+        ", not verified"
+    } else {
+        ""
+    })]
+    Interrupted {
+        /// Layers that are packed, to be gone on from.
+        done_layers: usize,
+        /// Layers to pack.
+        layers: usize,
+        /// Whether all were packed and were being read again.
+        verifying: bool,
     },
     /// The checkpoint cannot be read.
     #[error(transparent)]
@@ -178,6 +193,9 @@ fn hex(digest: &[u8]) -> String {
     digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
+/// Who is told how far a pack is, and says whether to go on.
+pub type Told<'a> = &'a mut dyn FnMut(Progress) -> ControlFlow<()>;
+
 /// Packs the trunk of a complete checkpoint into `folder`.
 ///
 /// # Errors
@@ -186,7 +204,7 @@ pub fn pack(
     checkpoint: &Checkpoint,
     binding: &Binding,
     folder: &Path,
-    progress: &mut dyn FnMut(Progress),
+    progress: Told<'_>,
 ) -> Result<Packed, PackError> {
     let runs = contiguous_runs(checkpoint, binding)?;
     let identity = identity(checkpoint)?;
@@ -213,11 +231,18 @@ pub fn pack(
                 stage: Stage::Copy,
                 done_bytes: done,
                 total_bytes: total,
-            });
+            })
         };
         let offset = manifest.layers[layer].offset;
-        let copied = copy(checkpoint, run, (&file, &part), offset, &mut report);
-        manifest.layers[layer].sha256 = copied?;
+        let copied = copy(checkpoint, run, (&file, &part), offset, &mut report)?;
+        let ControlFlow::Continue(hash) = copied else {
+            return Err(PackError::Interrupted {
+                done_layers: layer,
+                layers: runs.len(),
+                verifying: false,
+            });
+        };
+        manifest.layers[layer].sha256 = hash;
         file.sync_data().map_err(|reason| io_error(&part, reason))?;
         let so_far = Manifest {
             layers: manifest.layers[..=layer].to_vec(),
@@ -320,14 +345,14 @@ fn resume(folder: &Path, manifest: &mut Manifest) -> Result<usize, PackError> {
     Ok(count)
 }
 
-/// Copies a run and its padding; gives the hash of both.
+/// Copies a run and its padding; gives the hash of both, unless `done` says to stop.
 fn copy(
     checkpoint: &Checkpoint,
     run: &Run,
     (file, path): (&File, &Path),
     mut at: u64,
-    done: &mut dyn FnMut(u64),
-) -> Result<String, PackError> {
+    done: &mut dyn FnMut(u64) -> ControlFlow<()>,
+) -> Result<ControlFlow<(), String>, PackError> {
     let stretch = &run.stretches[0];
     let shard = &checkpoint.shards()[stretch.file];
     let mut hash = Sha256::new();
@@ -335,27 +360,31 @@ fn copy(
     let mut put = |bytes: &[u8]| {
         hash.update(bytes);
         let written = file.write_all_at(bytes, at);
+        written.map_err(|reason| io_error(path, reason))?;
         at += bytes.len() as u64;
-        done(bytes.len() as u64);
-        written.map_err(|reason| io_error(path, reason))
+        Ok::<_, PackError>(done(bytes.len() as u64))
     };
     let mut copied = 0;
     while copied < stretch.length {
         let size = (stretch.length - copied).min(COPY_BYTES);
         shard.read_at(stretch.offset + copied as u64, &mut buffer[..size])?;
-        put(&buffer[..size])?;
+        if put(&buffer[..size])?.is_break() {
+            return Ok(ControlFlow::Break(()));
+        }
         copied += size;
     }
     let padding = stretch.length.next_multiple_of(BLOCK_BYTES) - stretch.length;
-    put(&[0; BLOCK_BYTES][..padding])?;
-    Ok(hex(&hash.finalize()))
+    if put(&[0; BLOCK_BYTES][..padding])?.is_break() {
+        return Ok(ControlFlow::Break(()));
+    }
+    Ok(ControlFlow::Continue(hex(&hash.finalize())))
 }
 
 /// Reads everything again.
 fn verify(
     manifest: &Manifest,
     (file, path): (&File, &Path),
-    progress: &mut dyn FnMut(Progress),
+    progress: Told<'_>,
 ) -> Result<(), PackError> {
     let total_bytes = manifest.layers.iter().map(|layer| layer.length).sum();
     let mut done_bytes = 0;
@@ -371,11 +400,19 @@ fn verify(
             hash.update(&*part);
             at += size as u64;
             done_bytes += size as u64;
-            progress(Progress {
+            let told = progress(Progress {
                 stage: Stage::Verify,
                 done_bytes,
                 total_bytes,
             });
+            if told.is_break() {
+                let layers = manifest.layers.len();
+                return Err(PackError::Interrupted {
+                    done_layers: layers,
+                    layers,
+                    verifying: true,
+                });
+            }
         }
         let found = hex(&hash.finalize());
         if found != layer.sha256 {
@@ -415,8 +452,8 @@ fn publish(folder: &Path, manifest: &Manifest, part: &Path) -> Result<(), PackEr
 fn write_manifest(path: &Path, manifest: &Manifest) -> Result<(), PackError> {
     let write = || -> io::Result<()> {
         let mut file = crate::host::files::temporary_beside(path)?;
-        serde_json::to_writer_pretty(&mut file, manifest)?;
-        file.write_all(b"\n")?;
+        serde_json::to_writer_pretty(file.as_file_mut(), manifest)?;
+        file.as_file_mut().write_all(b"\n")?;
         file.as_file().sync_all()?;
         file.persist(path).map_err(|error| error.error)?;
         Ok(())

@@ -68,6 +68,13 @@ pub struct GenerateArgs {
     /// Prompt as token ids: decimal numbers, separated by commas
     #[arg(long, value_name = "IDS", value_parser = parse_ids)]
     pub ids: Option<Ids>,
+    // Text needs K3's vocabulary. Known here, so that the refusal says what to do instead.
+    #[arg(long, value_name = "TEXT", hide = true)]
+    prompt: Option<String>,
+    #[arg(long, value_name = "FILE", hide = true)]
+    prompt_file: Option<PathBuf>,
+    #[arg(long, hide = true)]
+    chat: bool,
     /// Ids to generate; 0 only feeds the prompt
     #[arg(long, value_name = "N", default_value_t = 8,
         value_parser = clap::value_parser!(u32).range(..=i64::from(MAX_GEN)))]
@@ -84,7 +91,8 @@ pub struct GenerateArgs {
     /// Write the expert requests and the cache's decisions, for `simcache`
     #[arg(long, value_name = "FILE")]
     pub dump_trace: Option<PathBuf>,
-    /// Write the state at the end
+    /// Write the state at the end. An interrupted run finishes the pass in hand and writes it too,
+    /// so that --load-state goes on from there
     #[arg(long, value_name = "FILE")]
     pub save_state: Option<PathBuf>,
     /// Continue from a saved state; --ids are appended
@@ -122,11 +130,22 @@ impl GenerateArgs {
     /// What clap cannot say.
     ///
     /// # Errors
-    /// No ids and no state, or too few ids for what is asked.
+    /// Text, no ids and no state, or too few ids for what is asked.
     pub fn check(&self) -> Result<(), CommandError> {
+        let text = [
+            ("--prompt", self.prompt.is_some()),
+            ("--prompt-file", self.prompt_file.is_some()),
+            ("--chat", self.chat),
+        ];
+        if let Some((option, _)) = text.iter().find(|(_, given)| *given) {
+            let error = usage(format!(
+                "{option}: text is not read yet, only token ids are"
+            ));
+            return Err(error.hint("give the prompt as --ids 1,2,3, made by a tokenizer of K3"));
+        }
         let ids = self.ids.as_ref().map_or(0, |ids| ids.0.len());
         if ids == 0 && self.load_state.is_none() {
-            return Err(usage("no prompt: give --ids 1,2,3".to_owned()));
+            return Err(usage("no prompt".to_owned()).hint("give token ids: --ids 1,2,3"));
         }
         if self.tf_check && ids < 2 {
             return Err(usage(format!("--tf-check needs at least 2 ids, got {ids}")));

@@ -9,6 +9,7 @@ use super::{GenerateArgs, Pending, engine_error, eprint_text};
 use crate::exit::Exit;
 use crate::generate::report::StepRow;
 use crate::generate::run::{Step, Watch};
+use crate::host::interrupt::Interrupt;
 use crate::model::{Contract, EngineError};
 use crate::simcache::trace::Phase;
 use crate::simcache::trace::v1::Header;
@@ -51,6 +52,7 @@ pub struct RunWatch<'a> {
     logits: Option<BufWriter<File>>,
     steps: Vec<StepRow>,
     before: (ExpertCounters, TrunkCounters),
+    interrupt: Interrupt,
 }
 
 impl<'a> RunWatch<'a> {
@@ -62,6 +64,7 @@ impl<'a> RunWatch<'a> {
         streamed: &'a StreamedEngine<Contract>,
         outputs: Outputs,
         header: Header,
+        interrupt: Interrupt,
     ) -> Result<Self, CommandError> {
         if let Some(file) = &outputs.trace {
             if header.shape.first_bad_field().is_some() {
@@ -80,7 +83,20 @@ impl<'a> RunWatch<'a> {
             outputs,
             steps: Vec::new(),
             before: (ExpertCounters::default(), TrunkCounters::default()),
+            interrupt,
         })
+    }
+
+    /// The ids chosen so far.
+    #[must_use]
+    pub fn chosen(&self) -> Vec<u32> {
+        self.steps.iter().filter_map(|row| row.step.id).collect()
+    }
+
+    /// The steps of a run that was interrupted; logits and trace are given up with their files.
+    #[must_use]
+    pub fn give_up(self) -> Vec<StepRow> {
+        self.steps
     }
 
     /// Ends logits and trace; the files still have to be given their names.
@@ -108,6 +124,12 @@ impl<'a> RunWatch<'a> {
 
 impl Watch for RunWatch<'_> {
     fn begin(&mut self, phase: Phase, first: usize, count: usize) -> Result<(), EngineError> {
+        if self.interrupt.is_set() {
+            return Err(EngineError::Interrupted);
+        }
+        if self.steps.is_empty() {
+            eprint_text(&format!("{}\n", StepRow::HEAD));
+        }
         self.before = self.counters();
         let begun = self.streamed.experts.begin_step(phase, first, count);
         begun.map_err(|error| EngineError::source("trace", error))
@@ -129,15 +151,15 @@ impl Watch for RunWatch<'_> {
             trunk_bytes: trunk.used_bytes - trunk_before.used_bytes,
             wait_seconds: waited as f64 / 1e9,
         };
-        if self.steps.is_empty() {
-            eprint_text(&format!("{}\n", StepRow::HEAD));
-        }
         eprint_text(&format!("{}\n", row.line(self.steps.len())));
         self.steps.push(row);
-        if let (Some(sink), true) = (&mut self.logits, step.id.is_some()) {
+        let file = self.outputs.logits.as_ref();
+        if let (Some(sink), Some(file), true) = (&mut self.logits, file, step.id.is_some()) {
             for logit in logits {
                 let written = sink.write_all(&logit.to_le_bytes());
-                written.map_err(|error| EngineError::source("logits file", error))?;
+                written.map_err(|error| {
+                    EngineError::source(&format!("{}: cannot write", file.path().display()), error)
+                })?;
             }
         }
         Ok(())

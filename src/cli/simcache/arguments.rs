@@ -13,6 +13,7 @@ use crate::simcache::forecast::{
 use crate::simcache::measured::Rung;
 use crate::simcache::order::Order;
 use crate::simcache::policy::PolicyName;
+use crate::simcache::prefetch::PrefetchPlan;
 use crate::simcache::shape::ModelShape;
 use crate::simcache::study::StudyPlan;
 use crate::simcache::trace::Trace;
@@ -43,6 +44,10 @@ pub struct SimcacheArgs {
     /// Replay this policy (repeatable); default: all
     #[arg(long = "policy", value_name = "NAME", value_enum)]
     pub policies: Vec<PolicyName>,
+    /// Study reading ahead: at most N experts before each layer, named by PREDICTOR: previous-token,
+    /// most-frequent or, as the bound, perfect (repeatable)
+    #[arg(long, value_name = "PREDICTOR:N")]
+    pub prefetch: Vec<PrefetchPlan>,
     /// Capacities in slots, comma separated
     #[arg(long, value_name = "N,N", value_delimiter = ',',
           value_parser = clap::value_parser!(u64).range(1..=MAX_SLOTS))]
@@ -206,6 +211,7 @@ impl SimcacheArgs {
             requests: self.requests,
             reserve: self.reserve,
             policies,
+            prefetch: self.prefetch.clone(),
             slot_counts,
             budgets: self.budgets(),
             machine: self.machine(trace),

@@ -18,6 +18,7 @@ use crate::gates::subject::{
     Variant,
 };
 use crate::generate::state_file::{Header, SavedState, save};
+use crate::host::interrupt::Interrupt;
 use crate::kernels::path::KernelPath;
 use crate::model::{Contract, EngineOptions, EngineSequence};
 use crate::simcache::policy::PolicyName;
@@ -293,6 +294,7 @@ impl SubjectSource for Streamed {
             // The shipped sets are small and warm: past the page cache is a matter of trial E.
             direct: false,
             habits: (self.habits)(config),
+            stop: Interrupt::default(),
         };
         let options = EngineOptions {
             mla_norm_eps: model.mla_norm_eps,

@@ -1,0 +1,214 @@
+//! Ctrl-C and SIGTERM, really sent: one line that says how far it came, exit code 4, nothing
+//! half-written, and what can be gone on with.
+
+use std::fs;
+use std::io::{BufRead as _, BufReader, Read as _};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+
+use super::make::{binary, expect, generate, text, tiny, typed};
+use k3_verify::stream::pack::{MANIFEST, Pack};
+
+/// Ids asked for where the run is not to come to its end by itself.
+const MANY: &str = "200000";
+
+fn send(child: &Child, signal: Signal) {
+    let pid = Pid::from_raw(child.id().try_into().unwrap()).unwrap();
+    kill_process(pid, signal).unwrap();
+}
+
+/// Starts `command`, sends `signal` once `lines` lines of stderr begin with `sign`, and waits.
+fn interrupted(command: &mut Command, (sign, lines): (&str, usize), signal: Signal) -> Output {
+    let piped = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = piped.spawn().unwrap();
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
+    let (mut said, mut seen) = (String::new(), 0);
+    while seen < lines {
+        let start = said.len();
+        let read = stderr.read_line(&mut said).unwrap();
+        assert!(read > 0, "it ended by itself: {said}");
+        seen += usize::from(said[start..].trim_start().starts_with(sign));
+    }
+    send(&child, signal);
+    stderr.read_to_string(&mut said).unwrap();
+    let mut output = child.wait_with_output().unwrap();
+    output.stderr = said.into_bytes();
+    output
+}
+
+#[track_caller]
+fn error_line(output: &Output) -> String {
+    let stderr = text(&output.stderr);
+    assert_eq!(output.status.code(), Some(4), "{stderr}");
+    let errors: Vec<&str> = stderr
+        .lines()
+        .filter_map(|l| l.strip_prefix("error: "))
+        .collect();
+    assert_eq!(errors.len(), 1, "{stderr}");
+    errors[0].to_owned()
+}
+
+fn names(folder: &Path) -> Vec<String> {
+    let entries = fs::read_dir(folder).unwrap();
+    let mut names: Vec<String> = entries
+        .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
+        .collect();
+    names.sort();
+    names
+}
+
+/// The ids that the line lists are those that a run that is left alone chooses first; logits and
+/// trace are not there, and no temporary file is.
+#[test]
+fn an_interrupted_generate_says_how_far_it_came() {
+    for signal in [Signal::INT, Signal::TERM] {
+        let folder = tempfile::tempdir().unwrap();
+        let report = tempfile::tempdir().unwrap();
+        let mut command = generate(&["--gen", MANY]);
+        command
+            .arg("--dump-logits")
+            .arg(folder.path().join("logits"));
+        command.arg("--dump-trace").arg(folder.path().join("trace"));
+        command.arg("--out").arg(report.path());
+        // The head of the table and its first three lines.
+        let output = interrupted(&mut command, ("2 ", 1), signal);
+        let line = error_line(&output);
+        assert!(output.stdout.is_empty(), "half a result was printed");
+        let (count, chosen) = line.split_once(" ids were chosen: ").unwrap();
+        let chosen: Vec<&str> = chosen.split(',').collect();
+        assert_eq!(count, format!("interrupted: {} of {MANY}", chosen.len()));
+        assert!(chosen.len() >= 3, "{line}");
+        let mut whole = generate(&["--gen", &chosen.len().to_string()]);
+        let whole = expect(&mut whole, 0);
+        assert_eq!(text(&whole.stdout).trim_end(), chosen.join(","));
+        assert_eq!(names(folder.path()), Vec::<String>::new());
+        let said = fs::read_to_string(report.path().join("report.txt")).unwrap();
+        assert!(said.starts_with("INCOMPLETE: interrupted: "), "{said}");
+        let json = fs::read(report.path().join("report.json")).unwrap();
+        let json: serde_json::Value = serde_json::from_slice(&json).unwrap();
+        assert_eq!(json["complete"], false);
+        assert_eq!(json["ids_asked"].to_string(), MANY);
+    }
+}
+
+/// With a state to be saved the pass in hand is finished, and the state goes on with the ids of a
+/// run that was never stopped.
+#[test]
+fn an_interrupted_run_goes_on_from_its_state() {
+    let folder = tempfile::tempdir().unwrap();
+    let state = folder.path().join("state");
+    let mut command = generate(&["--gen", MANY]);
+    command.arg("--save-state").arg(&state);
+    let output = interrupted(&mut command, ("4 ", 1), Signal::INT);
+    let line = error_line(&output);
+    let chosen = line.split_once(" ids were chosen: ").unwrap().1;
+    assert!(text(&output.stderr).contains("--load-state"));
+    assert_eq!(names(folder.path()), ["state"]);
+    let mut more = binary();
+    more.arg("generate").arg("--model").arg(tiny());
+    more.args(["--gen", "5", "--load-state"]).arg(&state);
+    let more = text(&expect(&mut more, 0).stdout);
+    let count = chosen.split(',').count() + 5;
+    let whole = expect(&mut generate(&["--gen", &count.to_string()]), 0);
+    assert_eq!(text(&whole.stdout), format!("{chosen},{more}"));
+}
+
+/// A pack that is interrupted is no pack, and the same command goes on from there.
+#[test]
+fn an_interrupted_pack_is_gone_on_from() {
+    let folder = tempfile::tempdir().unwrap();
+    // Every layer is synced to the disk: with this many the signal meets one at work.
+    let model = folder.path().join("model");
+    let mut synth = binary();
+    synth.arg("synth").arg(&model);
+    expect(synth.args(["--shape", "tiny", "--layers", "20"]), 0);
+    let mut met = 0;
+    for signal in [Signal::INT, Signal::TERM] {
+        let out = folder.path().join(format!("{signal:?}"));
+        let mut command = binary();
+        command.arg("pack").arg(&model).arg(&out);
+        let piped = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        let child = piped.spawn().unwrap();
+        while !out.join("trunk.json.part").exists() && !out.join(MANIFEST).exists() {
+            std::thread::sleep(Duration::from_micros(100));
+        }
+        send(&child, signal);
+        let output = child.wait_with_output().unwrap();
+        if output.status.code() == Some(4) {
+            met += 1;
+            let line = error_line(&output);
+            assert!(line.starts_with("interrupted: "), "{line}");
+            assert!(line.contains(" of 20 layers are packed"), "{line}");
+            assert!(Pack::open(&out).is_err(), "half a pack is none");
+        }
+        let mut again = binary();
+        let again = expect(again.arg("pack").arg(&model).arg(&out), 0);
+        if output.status.code() == Some(4) {
+            assert!(text(&again.stderr).contains("from an interrupted run"));
+        }
+        Pack::open(&out).unwrap();
+        assert_eq!(names(&out).len(), 2, "{:?}", names(&out));
+    }
+    assert!(met > 0, "no signal met a pack at work");
+}
+
+/// A ladder passes the signal on to the run in hand and leaves no table.
+#[test]
+fn an_interrupted_ladder_leaves_no_table() {
+    let folder = tempfile::tempdir().unwrap();
+    let mut command = binary();
+    command.arg("bench").arg("--model").arg(tiny());
+    command.args([
+        "--ladder",
+        "64MB",
+        "--repeats",
+        "500",
+        "--gen",
+        "20",
+        "--ids",
+        "1,2,3",
+    ]);
+    command.arg("--out").arg(folder.path());
+    let output = interrupted(&mut command, ("run 2 of 500", 1), Signal::TERM);
+    let line = error_line(&output);
+    assert!(line.starts_with("interrupted: "), "{line}");
+    assert!(line.contains(" of 500 runs were done"), "{line}");
+    assert!(output.stdout.is_empty());
+    assert_eq!(
+        names(folder.path()),
+        ["ladder.trace"],
+        "the first run's, whole"
+    );
+}
+
+/// The first signal waits for the pass in hand, since a state is asked for; the second does not.
+#[test]
+fn a_second_signal_ends_at_once() {
+    let folder = tempfile::tempdir().unwrap();
+    // A pass of seconds, under way once the head of its table is there.
+    let ids: Vec<u32> = (0..3000).map(|index| index * 37 % 256).collect();
+    let mut command = binary();
+    command.arg("generate").arg("--model").arg(tiny());
+    command.args(["--gen", "1", "--ids", &typed(&ids)]);
+    command.arg("--save-state").arg(folder.path().join("state"));
+    let piped = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = piped.spawn().unwrap();
+    let mut stderr = BufReader::new(child.stderr.take().unwrap());
+    let mut line = String::new();
+    while !line.contains("tok/s") {
+        line.clear();
+        assert!(stderr.read_line(&mut line).unwrap() > 0);
+    }
+    send(&child, Signal::INT);
+    std::thread::sleep(Duration::from_millis(200));
+    assert!(child.try_wait().unwrap().is_none(), "it did not wait");
+    send(&child, Signal::TERM);
+    let mut rest = String::new();
+    stderr.read_to_string(&mut rest).unwrap();
+    assert_eq!(child.wait().unwrap().code(), Some(4));
+    assert!(!rest.contains("interrupted"), "{rest}");
+    assert!(!folder.path().join("state").exists());
+}
