@@ -10,6 +10,7 @@ use clap::Args;
 use super::model_args::{model_dir, open_partial, parse_epsilon, read_config};
 use super::output::{self, CommandError, Format, OutputArgs};
 use crate::checkpoint::{Checkpoint, ModelShape};
+use crate::compare::Precision;
 use crate::config::{MLA_NORM_EPS, RawConfig};
 use crate::exit::Exit;
 use crate::gates::glob::Glob;
@@ -73,6 +74,10 @@ pub struct LayersArgs {
     /// Judge this dump of another engine instead of ours
     #[arg(long, value_name = "FILE")]
     engine_dump: Option<PathBuf>,
+    /// What the judged dump's engine keeps its activations in [default: the narrowest dtype of
+    /// the dump]
+    #[arg(long, value_name = "P", value_enum, requires = "engine_dump")]
+    precision: Option<Precision>,
     /// Let the reference read another copy
     #[arg(long, value_name = "DIR")]
     reference_model: Option<PathBuf>,
@@ -197,12 +202,17 @@ impl Plan {
         })
     }
 
+    /// What the subject computes in.
+    fn arithmetic(&self, args: &LayersArgs) -> Arithmetic {
+        match (&self.dump, args.engine_dump.is_some()) {
+            (Some(dump), true) => Arithmetic::of(args.precision.unwrap_or(dump.precision)),
+            _ => Arithmetic::F64Sums,
+        }
+    }
+
     fn question(&self, args: &LayersArgs) -> Question {
         let is_foreign = args.engine_dump.is_some();
-        let arithmetic = match (&self.dump, is_foreign) {
-            (Some(dump), true) => dump.arithmetic,
-            _ => Arithmetic::F64Sums,
-        };
+        let arithmetic = self.arithmetic(args);
         Question {
             program: env!("CARGO_PKG_VERSION").to_owned(),
             range: args.range.to_string(),
@@ -225,6 +235,8 @@ impl Plan {
                 Arithmetic::F64Sums => "f32 with sums in f64",
                 Arithmetic::F32Sums => "f32",
                 Arithmetic::F64 => "f64",
+                Arithmetic::Bf16 => "bf16",
+                Arithmetic::F16 => "f16",
             }
             .to_owned(),
             stages: args.stages.clone(),
@@ -284,8 +296,9 @@ fn execute(args: &LayersArgs, mut plan: Plan) -> Result<Exit, CommandError> {
     };
     let (mut journal, done) = open_journal(args, &header)?;
     let mut report = empty_report(&plan, &header, done.len());
+    let arithmetic = plan.arithmetic(args);
     let dump = plan.dump.take();
-    let mut run = prepare(args, &plan, dump)?;
+    let mut run = prepare(args, &plan, (dump, arithmetic))?;
     if let (Input::Chain { chain, .. }, Some(folder), true) =
         (&mut run.input, &args.output.out, args.resume)
     {
@@ -358,16 +371,16 @@ fn empty_report(plan: &Plan, header: &Header, resumed_rows: usize) -> LayersRepo
 fn prepare<'p>(
     args: &LayersArgs,
     plan: &'p Plan,
-    dump: Option<DumpSubject>,
+    (dump, arithmetic): (Option<DumpSubject>, Arithmetic),
 ) -> Result<Run<'p, Contract>, CommandError> {
     let reference = args.reference_model.as_deref().unwrap_or(&plan.folder);
     let reader = Arc::new(Reader::open(reference).map_err(bad_input)?);
     let rows = plan.calls.iter().sum();
-    let (subject, input, arithmetic) = match (dump, args.engine_dump.is_some()) {
+    let (subject, input) = match (dump, args.engine_dump.is_some()) {
         (Some(dump), true) => {
-            let (arithmetic, seed) = (dump.arithmetic, args.seed);
+            let seed = args.seed;
             let subject = Subject::Dump(Box::new(dump));
-            (subject, Input::Synthetic { seed, rows }, arithmetic)
+            (subject, Input::Synthetic { seed, rows })
         }
         (dump, _) => {
             let options = EngineOptions {
@@ -391,7 +404,7 @@ fn prepare<'p>(
                     rows,
                 },
             };
-            (engine, input, Arithmetic::F64Sums)
+            (engine, input)
         }
     };
     Ok(Run {
