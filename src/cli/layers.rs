@@ -21,6 +21,7 @@ use crate::layers::journal::{self, Header, Journal, JournalError};
 use crate::layers::judge::Judge;
 use crate::layers::parts::places;
 use crate::layers::range::LayerRange;
+use crate::layers::ratchet::Recorded;
 use crate::layers::run::{Chain, Input, Run, RunError, Step, Subject, steps};
 use crate::layers::sources::sources;
 use crate::layers::subject::{DumpSubject, EngineSubject};
@@ -241,6 +242,7 @@ impl Plan {
             .to_owned(),
             stages: args.stages.clone(),
             reference_copy: args.reference_model.is_some(),
+            ratchet: None,
         }
     }
 }
@@ -276,7 +278,7 @@ fn calls(
 }
 
 fn execute(args: &LayersArgs, mut plan: Plan) -> Result<Exit, CommandError> {
-    let question = plan.question(args);
+    let mut question = plan.question(args);
     let with_model = plan.whole_model;
     let own = sources(&plan.checkpoint, &plan.shape, &plan.selected, with_model);
     let own = own.map_err(bad_input)?;
@@ -288,6 +290,8 @@ fn execute(args: &LayersArgs, mut plan: Plan) -> Result<Exit, CommandError> {
             Some(other.map_err(bad_input)?)
         }
     };
+    let recorded = Recorded::of(&question, &own);
+    question.ratchet = recorded.as_ref().map(|recorded| recorded.name.clone());
     let header = Header {
         question,
         sources: own,
@@ -325,7 +329,10 @@ fn execute(args: &LayersArgs, mut plan: Plan) -> Result<Exit, CommandError> {
         }
         let start = Instant::now();
         match run.step(step) {
-            Ok(row) => {
+            Ok(mut row) => {
+                if let Some(recorded) = &recorded {
+                    recorded.judge(&mut row);
+                }
                 let seconds = start.elapsed().as_secs_f64();
                 live.row(&row)?;
                 keep(args, &mut journal, &run.input, (&row, seconds), step)?;
