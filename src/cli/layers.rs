@@ -311,6 +311,7 @@ fn execute(args: &LayersArgs, mut plan: Plan) -> Result<Exit, CommandError> {
     }
     let interrupt = Interrupt::listen().map_err(bad_input)?;
     let mut live = Live::new(args.output.format);
+    report.kernels = run.kernels();
     live.print(&report.head())?;
     let parts = [plan.whole_model, plan.dump_digest.is_none()];
     let all = steps(&plan.selected, plan.shape.layers.len(), parts);
@@ -360,6 +361,7 @@ fn empty_report(plan: &Plan, header: &Header, resumed_rows: usize) -> LayersRepo
         reference_sources: header.reference_sources.clone(),
         part: header.part,
         selected: plan.selected.clone(),
+        kernels: None,
         rows: Vec::new(),
         outstanding: Vec::new(),
         worst: None,

@@ -61,6 +61,12 @@ impl<O: Operations + ?Sized + 'static> EngineSubject<O> {
         })
     }
 
+    /// What it computes with.
+    #[must_use]
+    pub fn operations(&self) -> &O {
+        &self.operations
+    }
+
     /// How it runs.
     #[must_use]
     pub fn options(&self) -> EngineOptions {

@@ -153,6 +153,7 @@ impl LayerRow {
     fn name(&self, stage: &StageRow) -> String {
         match self.layer {
             Some(layer) => format!("layers.{layer}.{}", stage.stage),
+            None if self.place == "kernels" => format!("kernels/{}", stage.stage),
             None => stage.stage.clone(),
         }
     }
@@ -283,6 +284,9 @@ pub struct LayersReport {
     pub part: Option<Part>,
     /// The layers of this report.
     pub selected: Vec<usize>,
+    /// The engine's single operations on the shipped fixtures: a stage per kernel. None of a dump.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub kernels: Option<LayerRow>,
     /// In the order of the model.
     pub rows: Vec<LayerRow>,
     /// Selected, and not come to: interrupted.
@@ -324,14 +328,15 @@ impl LayersReport {
                 });
             }
         }
-        self.first_divergence = self.rows.iter().find_map(|row| {
+        let all = || self.kernels.iter().chain(&self.rows);
+        self.first_divergence = all().find_map(|row| {
             row.first_divergence().map(|stage| Spot {
                 at: row.name(stage),
                 ratio: stage.ratio,
                 element: stage.first.clone().or_else(|| stage.worst.clone()),
             })
         });
-        let has = |verdict| self.rows.iter().any(|row| row.verdict == verdict);
+        let has = |verdict| all().any(|row| row.verdict == verdict);
         self.exit_code = if has(Verdict::Fail) {
             1
         } else if has(Verdict::NotRun) || !self.outstanding.is_empty() || self.rows.is_empty() {
@@ -388,6 +393,18 @@ impl LayersReport {
         )?;
         if let Some(recorded) = &q.ratchet {
             writeln!(text, "held to the ratchet's {recorded}")?;
+        }
+        if let Some(kernels) = &self.kernels {
+            writeln!(
+                text,
+                "kernels on the shipped fixtures: {} ({} of them)",
+                kernels.verdict.word(),
+                kernels.stages.len()
+            )?;
+            for stage in kernels.stages.iter().filter(|s| s.verdict != Verdict::Pass) {
+                let why = stage.problem.as_deref().unwrap_or_default();
+                writeln!(text, "    {} {}: {why}", stage.verdict.word(), stage.stage)?;
+            }
         }
         writeln!(
             text,

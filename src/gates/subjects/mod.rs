@@ -17,7 +17,7 @@ use crate::config::RawConfig;
 use crate::reference::{self, Formulas, RELEASED, ReferenceError};
 use crate::stages::StageSink;
 
-pub use engine::perturbed;
+pub use engine::{of_operations, perturbed};
 
 /// The subjects of the ladder, in the order of its rows.
 #[must_use]
