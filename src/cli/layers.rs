@@ -303,12 +303,7 @@ fn execute(args: &LayersArgs, mut plan: Plan) -> Result<Exit, CommandError> {
     let arithmetic = plan.arithmetic(args);
     let dump = plan.dump.take();
     let mut run = prepare(args, &plan, (dump, arithmetic))?;
-    if let (Input::Chain { chain, .. }, Some(folder), true) =
-        (&mut run.input, &args.output.out, args.resume)
-    {
-        let found = journal::read_chain(folder).map_err(journal_error)?;
-        *chain = found.unwrap_or_default();
-    }
+    resume_chain(args, &mut run.input)?;
     let interrupt = Interrupt::listen().map_err(bad_input)?;
     let mut live = Live::new(args.output.format);
     report.kernels = run.kernels();
@@ -445,6 +440,16 @@ fn open_journal(
     }
     let journal = Journal::begin(folder, header).map_err(journal_error)?;
     Ok((Some(journal), Vec::new()))
+}
+
+/// Takes up the chain where the journal's run left it.
+fn resume_chain(args: &LayersArgs, input: &mut Input) -> Result<(), CommandError> {
+    if let (Input::Chain { chain, .. }, Some(folder), true) = (input, &args.output.out, args.resume)
+    {
+        let found = journal::read_chain(folder).map_err(journal_error)?;
+        *chain = found.unwrap_or_default();
+    }
+    Ok(())
 }
 
 fn journal_error(error: JournalError) -> CommandError {
