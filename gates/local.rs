@@ -208,7 +208,7 @@ fn stages_in_bf16_and_half_are_within_the_budgets_of_their_precision_alone() {
             .filter(fails)
             .map(|s| s.key.stage)
             .collect();
-        // What is kept in f32 and what is handed on.
+        // What is kept in f32 and what is handed on. Half cannot hold all of BF16.
         use Stage as S;
         let exact = [
             S::Embed,
@@ -222,6 +222,8 @@ fn stages_in_bf16_and_half_are_within_the_budgets_of_their_precision_alone() {
             .into_iter()
             .filter(|s| !exact.contains(s))
             .collect();
+        let of_half = (precision == Precision::F16).then_some(S::Embed);
+        let expected: BTreeSet<Stage> = expected.into_iter().chain(of_half).collect();
         assert_eq!(failing, expected, "{}", precision.name());
     }
 }

@@ -193,6 +193,13 @@ fn parts_make_up_the_undivided_report_or_are_refused() {
     assert!(input.contains("the input differs"), "{input}");
     let seeded = part(&model, &folder.path().join("seed"), "3/4", &["--seed", "9"]);
     expect(&["merge", &one, &two, &seeded, &four], 3);
+    // A machine whose kernels fail speaks for all.
+    let other = forged(&three, &folder.path().join("kernels"), |json| {
+        json["kernels"]["verdict"] = "FAIL".into();
+        json["kernels"]["stages"][0]["verdict"] = "FAIL".into();
+    });
+    let merged = report(&["merge", &one, &two, &other, &four], 1);
+    assert_eq!(merged.first_divergence.unwrap().at, "kernels/mxfp4-decode");
     for (field, value, says) in [
         ("program", "9.9.9", "version differs"),
         ("subject", "another", "question differs"),

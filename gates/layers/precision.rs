@@ -105,6 +105,14 @@ fn a_dump_in_few_bits_passes_in_its_precision_and_in_no_finer_one() {
             0,
         );
 
+        // Without the layer's input there is no comparison end to end, so no verdict.
+        let mut partial = right.clone();
+        partial.tensors.remove(&StageKey::layer(2, Stage::Out));
+        write(&partial, precision, &file);
+        let base = ["layers", "3", "--model", text(&model)];
+        let narrowed = ["--engine-dump", text(&file), "--stages", "mla.*"];
+        report(&[&base[..], &narrowed].concat(), 4);
+
         // Two mistakes: one value off by a tenth, and the routed sum taken without its weights.
         let mut moved = right.clone();
         let key = StageKey::layer(5, Stage::KdaZ);
