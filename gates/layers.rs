@@ -11,6 +11,8 @@ mod command;
 mod dumps;
 #[path = "layers/mutants.rs"]
 mod mutants;
+#[path = "layers/precision.rs"]
+mod precision;
 #[path = "layers/swaps.rs"]
 mod swaps;
 

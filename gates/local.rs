@@ -4,10 +4,11 @@
 
 #![allow(clippy::unwrap_used)] // a test that cannot read its input fails
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
 use k3_verify::checkpoint::Checkpoint;
+use k3_verify::compare::Precision;
 use k3_verify::config::MLA_NORM_EPS;
 use k3_verify::gates::evidence::EvidenceSet;
 use k3_verify::gates::fixtures::Fixtures;
@@ -18,6 +19,7 @@ use k3_verify::reference::local::{
 };
 use k3_verify::reference::model::embed;
 use k3_verify::reference::mutants::{ReferenceMutant, mutants};
+use k3_verify::reference::rounding::{RoundedStages, rounded_formulas};
 use k3_verify::reference::{AsComputed, Model, Pass, RELEASED, Residual, StageHook};
 use k3_verify::stages::{NoStages, Stage, StageDump, StageKey, StageSink, StageValues};
 use rayon::prelude::*;
@@ -57,6 +59,20 @@ impl Tiny {
         let ids = &self.set.full.ids[..rows];
         let mut sequence = self.model.sequence_with(&RoundedToF32);
         sequence.feed(ids, &mut dump).unwrap();
+        dump
+    }
+
+    /// A right subject in a narrow precision, on every rounding point of the table.
+    fn narrow_dump(&self, rows: usize, precision: Precision) -> StageDump {
+        let (folder, config) = (&self.set.model_dir, &self.set.config);
+        let formulas = rounded_formulas(precision);
+        let model = Model::open_with(folder, config, MLA_NORM_EPS, &formulas).unwrap();
+        let mut dump = StageDump::default();
+        let stages = RoundedStages(precision);
+        let mut sequence = model.sequence_with(&stages);
+        sequence
+            .feed(&self.set.full.ids[..rows], &mut dump)
+            .unwrap();
         dump
     }
 
@@ -172,6 +188,44 @@ fn stages_rounded_to_f32_are_within_the_budgets_of_f32_subjects() {
     let local = tiny.local(&dump, rows, Arithmetic::F32Sums);
     assert_within("rounded, f32 sums", &local, &dump);
     assert_tight("f32 sums", &local, 1e-2);
+}
+
+/// A right subject in few bits must pass, and not because its bounds let anything pass.
+#[test]
+fn stages_in_bf16_and_half_are_within_the_budgets_of_their_precision_alone() {
+    let tiny = Tiny::open();
+    let rows = tiny.set.full.ids.len();
+    for (precision, limit) in [(Precision::Bf16, 1.0), (Precision::F16, 0.2)] {
+        let dump = tiny.narrow_dump(rows, precision);
+        let local = tiny.local(&dump, rows, Arithmetic::of(precision));
+        assert_within(precision.name(), &local, &dump);
+        assert_tight(precision.name(), &local, limit);
+        let local = tiny.local(&dump, rows, Arithmetic::F32Sums);
+        let fails = |stage: &&LocalStage| !stage.judge(&dump).passed;
+        let failing: BTreeSet<Stage> = local
+            .stages
+            .iter()
+            .filter(fails)
+            .map(|s| s.key.stage)
+            .collect();
+        // What is kept in f32 and what is handed on. Half cannot hold all of BF16.
+        use Stage as S;
+        let exact = [
+            S::Embed,
+            S::KdaG,
+            S::KdaState,
+            S::RouterScores,
+            S::RouterIds,
+            S::RouterWeights,
+        ];
+        let expected: BTreeSet<Stage> = Stage::ALL
+            .into_iter()
+            .filter(|s| !exact.contains(s))
+            .collect();
+        let of_half = (precision == Precision::F16).then_some(S::Embed);
+        let expected: BTreeSet<Stage> = expected.into_iter().chain(of_half).collect();
+        assert_eq!(failing, expected, "{}", precision.name());
+    }
 }
 
 /// The engine as subject: its own stages, by the budgets of its contract.

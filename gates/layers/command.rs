@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use k3_verify::gates::evidence::EvidenceSet;
 use k3_verify::report::layers::{LayersProvenance, LayersReport, Verdict};
 
 use super::{IDS, Tiny, expect, report, text};
@@ -192,6 +193,13 @@ fn parts_make_up_the_undivided_report_or_are_refused() {
     assert!(input.contains("the input differs"), "{input}");
     let seeded = part(&model, &folder.path().join("seed"), "3/4", &["--seed", "9"]);
     expect(&["merge", &one, &two, &seeded, &four], 3);
+    // A machine whose kernels fail speaks for all.
+    let other = forged(&three, &folder.path().join("kernels"), |json| {
+        json["kernels"]["verdict"] = "FAIL".into();
+        json["kernels"]["stages"][0]["verdict"] = "FAIL".into();
+    });
+    let merged = report(&["merge", &one, &two, &other, &four], 1);
+    assert_eq!(merged.first_divergence.unwrap().at, "kernels/mxfp4-decode");
     for (field, value, says) in [
         ("program", "9.9.9", "version differs"),
         ("subject", "another", "question differs"),
@@ -357,4 +365,36 @@ fn a_partial_checkpoint_is_proved_as_far_as_it_goes() {
             .unwrap()
             .contains("stops before layer 2")
     );
+}
+
+/// A shipped set judged without what was recorded of it, or another checkpoint held to it.
+#[test]
+fn shipped_sets_are_held_to_the_ratchet_and_nothing_else_is() {
+    let tiny = Tiny::open();
+    let model = tiny.model();
+    let base = ["layers", "3", "--model", text(&model)];
+    let recorded = |more: &[&str]| report(&[&base[..], more].concat(), 0).question.ratchet;
+    assert_eq!(
+        recorded(&[]).as_deref(),
+        Some("tiny/layers@engine synthetic")
+    );
+    let set = EvidenceSet::open("tiny", &tiny.fixtures.root.join("tiny")).unwrap();
+    let ids: Vec<String> = set.full.ids.iter().map(ToString::to_string).collect();
+    let chain = ["--input", "chain", "--ids", &ids.join(",")];
+    assert_eq!(
+        recorded(&chain).as_deref(),
+        Some("tiny/layers@engine chain")
+    );
+    for other in [
+        &["--seed", "2"][..],
+        &["--singles", "1"],
+        &["--mla-norm-eps", "1e-5"],
+        &["--input", "chain", "--ids", "1,2,3"],
+    ] {
+        assert_eq!(recorded(other), None, "{other:?}");
+    }
+    let mild = tiny.fixtures.compose_mild_twin().unwrap();
+    let (stdout, _) = expect(&["layers", "0", "--model", text(&mild)], 0);
+    let line = stdout.lines().nth(2).unwrap();
+    assert_eq!(line, "held to the ratchet's mild/layers@engine synthetic");
 }

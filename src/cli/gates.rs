@@ -26,6 +26,7 @@ use crate::gates::runner::{self, Plan, Row, SetState};
 use crate::gates::subject::SubjectSource;
 use crate::gates::subjects;
 use crate::host::provenance::{Provenance, default_threads};
+use crate::layers;
 use crate::model::mutants::perturbed;
 use crate::report::gates::{Counts, GateReport, GateRow, Parameters, SCHEMA, SetSummary};
 use crate::report::least_error::LeastErrorReport;
@@ -198,7 +199,7 @@ fn climb(args: &GatesArgs) -> Result<Exit, CommandError> {
     };
     let mut climbed = runner::run(&plan);
     if fixtures_in_use.is_some() {
-        ratchet(args, &mut climbed, &subjects)?;
+        ratchet(args, &mut climbed, &plan)?;
     }
     rows.extend(climbed.into_iter().map(GateRow::of));
     let counts = Counts::of(rows.iter().map(|row| &row.outcome.verdict));
@@ -269,18 +270,19 @@ fn answer_anew(sets: &mut [SetState], mla_norm_eps: f64) -> Result<(), CommandEr
 
 /// Judges the shipped sets by the committed ratchet, or writes a new one. A foreign engine, another
 /// epsilon and another precision have no recorded ratios.
-fn ratchet(
-    args: &GatesArgs,
-    climbed: &mut [Row],
-    subjects: &[Box<dyn SubjectSource>],
-) -> Result<(), CommandError> {
+fn ratchet(args: &GatesArgs, climbed: &mut [Row], plan: &Plan<'_>) -> Result<(), CommandError> {
     let ours = args.engine_cmd.is_none() && args.precision.is_none();
     if let Some(file) = &args.write_ratchet {
-        let json = json::to_text(&Ratchet::observed(climbed))
-            .map_err(|error| CommandError::new(error, Exit::BadInput))?;
+        let mut observed = Ratchet::observed(climbed);
+        let of_layers = layers::ratchet::observe(plan.sets, plan.threads);
+        observed.extend(
+            of_layers.map_err(|error| CommandError::new(anyhow::anyhow!(error), Exit::BadInput))?,
+        );
+        let json =
+            json::to_text(&observed).map_err(|error| CommandError::new(error, Exit::BadInput))?;
         output::write_whole(file, json.as_bytes())?;
     } else if ours && args.mla_norm_eps == MLA_NORM_EPS {
-        Ratchet::shipped().judge(climbed, subjects);
+        Ratchet::shipped().judge(climbed, plan.subjects);
     }
     Ok(())
 }

@@ -10,6 +10,7 @@ use clap::Args;
 use super::model_args::{model_dir, open_partial, parse_epsilon, read_config};
 use super::output::{self, CommandError, Format, OutputArgs};
 use crate::checkpoint::{Checkpoint, ModelShape};
+use crate::compare::Precision;
 use crate::config::{MLA_NORM_EPS, RawConfig};
 use crate::exit::Exit;
 use crate::gates::glob::Glob;
@@ -20,6 +21,7 @@ use crate::layers::journal::{self, Header, Journal, JournalError};
 use crate::layers::judge::Judge;
 use crate::layers::parts::places;
 use crate::layers::range::LayerRange;
+use crate::layers::ratchet::Recorded;
 use crate::layers::run::{Chain, Input, Run, RunError, Step, Subject, steps};
 use crate::layers::sources::sources;
 use crate::layers::subject::{DumpSubject, EngineSubject};
@@ -73,6 +75,10 @@ pub struct LayersArgs {
     /// Judge this dump of another engine instead of ours
     #[arg(long, value_name = "FILE")]
     engine_dump: Option<PathBuf>,
+    /// What the judged dump's engine keeps its activations in [default: the narrowest dtype of
+    /// the dump]
+    #[arg(long, value_name = "P", value_enum, requires = "engine_dump")]
+    precision: Option<Precision>,
     /// Let the reference read another copy
     #[arg(long, value_name = "DIR")]
     reference_model: Option<PathBuf>,
@@ -197,12 +203,17 @@ impl Plan {
         })
     }
 
+    /// What the subject computes in.
+    fn arithmetic(&self, args: &LayersArgs) -> Arithmetic {
+        match (&self.dump, args.engine_dump.is_some()) {
+            (Some(dump), true) => Arithmetic::of(args.precision.unwrap_or(dump.precision)),
+            _ => Arithmetic::F64Sums,
+        }
+    }
+
     fn question(&self, args: &LayersArgs) -> Question {
         let is_foreign = args.engine_dump.is_some();
-        let arithmetic = match (&self.dump, is_foreign) {
-            (Some(dump), true) => dump.arithmetic,
-            _ => Arithmetic::F64Sums,
-        };
+        let arithmetic = self.arithmetic(args);
         Question {
             program: env!("CARGO_PKG_VERSION").to_owned(),
             range: args.range.to_string(),
@@ -225,10 +236,13 @@ impl Plan {
                 Arithmetic::F64Sums => "f32 with sums in f64",
                 Arithmetic::F32Sums => "f32",
                 Arithmetic::F64 => "f64",
+                Arithmetic::Bf16 => "bf16",
+                Arithmetic::F16 => "f16",
             }
             .to_owned(),
             stages: args.stages.clone(),
             reference_copy: args.reference_model.is_some(),
+            ratchet: None,
         }
     }
 }
@@ -264,7 +278,7 @@ fn calls(
 }
 
 fn execute(args: &LayersArgs, mut plan: Plan) -> Result<Exit, CommandError> {
-    let question = plan.question(args);
+    let mut question = plan.question(args);
     let with_model = plan.whole_model;
     let own = sources(&plan.checkpoint, &plan.shape, &plan.selected, with_model);
     let own = own.map_err(bad_input)?;
@@ -276,6 +290,8 @@ fn execute(args: &LayersArgs, mut plan: Plan) -> Result<Exit, CommandError> {
             Some(other.map_err(bad_input)?)
         }
     };
+    let recorded = Recorded::of(&question, &own);
+    question.ratchet = recorded.as_ref().map(|recorded| recorded.name.clone());
     let header = Header {
         question,
         sources: own,
@@ -284,16 +300,13 @@ fn execute(args: &LayersArgs, mut plan: Plan) -> Result<Exit, CommandError> {
     };
     let (mut journal, done) = open_journal(args, &header)?;
     let mut report = empty_report(&plan, &header, done.len());
+    let arithmetic = plan.arithmetic(args);
     let dump = plan.dump.take();
-    let mut run = prepare(args, &plan, dump)?;
-    if let (Input::Chain { chain, .. }, Some(folder), true) =
-        (&mut run.input, &args.output.out, args.resume)
-    {
-        let found = journal::read_chain(folder).map_err(journal_error)?;
-        *chain = found.unwrap_or_default();
-    }
+    let mut run = prepare(args, &plan, (dump, arithmetic))?;
+    resume_chain(args, &mut run.input)?;
     let interrupt = Interrupt::listen().map_err(bad_input)?;
     let mut live = Live::new(args.output.format);
+    report.kernels = run.kernels();
     live.print(&report.head())?;
     let parts = [plan.whole_model, plan.dump_digest.is_none()];
     let all = steps(&plan.selected, plan.shape.layers.len(), parts);
@@ -312,7 +325,10 @@ fn execute(args: &LayersArgs, mut plan: Plan) -> Result<Exit, CommandError> {
         }
         let start = Instant::now();
         match run.step(step) {
-            Ok(row) => {
+            Ok(mut row) => {
+                if let Some(recorded) = &recorded {
+                    recorded.judge(&mut row);
+                }
                 let seconds = start.elapsed().as_secs_f64();
                 live.row(&row)?;
                 keep(args, &mut journal, &run.input, (&row, seconds), step)?;
@@ -340,6 +356,7 @@ fn empty_report(plan: &Plan, header: &Header, resumed_rows: usize) -> LayersRepo
         reference_sources: header.reference_sources.clone(),
         part: header.part,
         selected: plan.selected.clone(),
+        kernels: None,
         rows: Vec::new(),
         outstanding: Vec::new(),
         worst: None,
@@ -358,16 +375,16 @@ fn empty_report(plan: &Plan, header: &Header, resumed_rows: usize) -> LayersRepo
 fn prepare<'p>(
     args: &LayersArgs,
     plan: &'p Plan,
-    dump: Option<DumpSubject>,
+    (dump, arithmetic): (Option<DumpSubject>, Arithmetic),
 ) -> Result<Run<'p, Contract>, CommandError> {
     let reference = args.reference_model.as_deref().unwrap_or(&plan.folder);
     let reader = Arc::new(Reader::open(reference).map_err(bad_input)?);
     let rows = plan.calls.iter().sum();
-    let (subject, input, arithmetic) = match (dump, args.engine_dump.is_some()) {
+    let (subject, input) = match (dump, args.engine_dump.is_some()) {
         (Some(dump), true) => {
-            let (arithmetic, seed) = (dump.arithmetic, args.seed);
+            let seed = args.seed;
             let subject = Subject::Dump(Box::new(dump));
-            (subject, Input::Synthetic { seed, rows }, arithmetic)
+            (subject, Input::Synthetic { seed, rows })
         }
         (dump, _) => {
             let options = EngineOptions {
@@ -391,7 +408,7 @@ fn prepare<'p>(
                     rows,
                 },
             };
-            (engine, input, Arithmetic::F64Sums)
+            (engine, input)
         }
     };
     Ok(Run {
@@ -423,6 +440,16 @@ fn open_journal(
     }
     let journal = Journal::begin(folder, header).map_err(journal_error)?;
     Ok((Some(journal), Vec::new()))
+}
+
+/// Takes up the chain where the journal's run left it.
+fn resume_chain(args: &LayersArgs, input: &mut Input) -> Result<(), CommandError> {
+    if let (Input::Chain { chain, .. }, Some(folder), true) = (input, &args.output.out, args.resume)
+    {
+        let found = journal::read_chain(folder).map_err(journal_error)?;
+        *chain = found.unwrap_or_default();
+    }
+    Ok(())
 }
 
 fn journal_error(error: JournalError) -> CommandError {

@@ -59,6 +59,14 @@ const EMBEDDED: &[(&str, &[u8])] = embedded![
     "kernels/weighted-sum.safetensors",
 ];
 
+/// The config.json of every set that ships.
+pub fn embedded_configs() -> impl Iterator<Item = &'static [u8]> {
+    let configs = EMBEDDED
+        .iter()
+        .filter(|(path, _)| path.ends_with("/config.json"));
+    configs.map(|(_, bytes)| *bytes)
+}
+
 /// Why the fixtures as a whole cannot be used.
 #[derive(Debug, Error)]
 pub enum FixtureError {

@@ -39,6 +39,17 @@ pub fn one_rounding(precision: Precision) -> f64 {
     }
 }
 
+/// To three digits, upwards.
+fn rounded_up(ratio: f64) -> f64 {
+    if ratio == 0.0 {
+        return 0.0;
+    }
+    let unit = 10f64.powi(ratio.log10().floor() as i32 - 2);
+    // Through text, so that the file has three digits and no binary tail.
+    let text = format!("{:.2e}", (ratio / unit).ceil() * unit);
+    text.parse().unwrap_or(ratio)
+}
+
 /// What of a gate a comparison belongs to: its stage, whatever the layer; other gates are whole.
 fn part(gate: &str, comparison: &str) -> String {
     if gate != "stages" {
@@ -85,22 +96,19 @@ impl Ratchet {
     /// What the rows show now.
     #[must_use]
     pub fn observed(rows: &[Row]) -> Self {
-        let rounded_up = |ratio: f64| {
-            if ratio == 0.0 {
-                return 0.0;
-            }
-            let unit = 10f64.powi(ratio.log10().floor() as i32 - 2);
-            // Through text, so that the file has three digits and no binary tail.
-            let text = format!("{:.2e}", (ratio / unit).ceil() * unit);
-            text.parse().unwrap_or(ratio)
-        };
-        let ratios = rows.iter().flat_map(ratios_of);
-        Self {
+        let mut observed = Self {
             schema: SCHEMA.to_owned(),
-            ratios: ratios
-                .map(|(key, ratio)| (key, rounded_up(ratio)))
-                .collect(),
-        }
+            ratios: BTreeMap::new(),
+        };
+        observed.extend(rows.iter().flat_map(ratios_of));
+        observed
+    }
+
+    /// Records more ratios, such as those of the layers of the sets.
+    pub fn extend(&mut self, ratios: impl IntoIterator<Item = (String, f64)>) {
+        let ratios = ratios.into_iter();
+        self.ratios
+            .extend(ratios.map(|(key, ratio)| (key, rounded_up(ratio))));
     }
 
     /// Turns rows red whose ratio has grown fourfold or was never recorded.

@@ -1,5 +1,9 @@
 //! One layer judged: every stage by its local bound, and end to end by eight measured floors.
 //!
+//! The verdict is local. Of a subject in BF16 or half it is both: the local bound of a sum of n
+//! stored values grows with n·u and the value with √n, so with eight bits it lets a wrong value
+//! pass where the measured floor does not.
+//!
 //! The router. A subject's choice that differs from the reference's inside the band is a tie, and
 //! the reference goes on with the subject's ids. Locally the band is the rounding of score + bias
 //! ([`crate::reference::local`]); end to end it is twice the chained budget of a score, which is
@@ -8,7 +12,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use crate::compare::{Budget, Comparison, compare};
+use crate::compare::{Budget, Comparison, Precision, compare};
 use crate::config::RawConfig;
 use crate::gates::glob::Glob;
 use crate::reference::layer::{Attention, LayerWeights, Mlp};
@@ -18,8 +22,9 @@ use crate::reference::local::{
     recompute_layer,
 };
 use crate::reference::released::select;
+use crate::reference::rounding::{RoundedStages, rounded_formulas};
 use crate::reference::{
-    AsComputed, ClosingWeights, Pass, RELEASED, ReferenceError, Residual, Rows, StageHook,
+    AsComputed, ClosingWeights, Formulas, Pass, RELEASED, ReferenceError, Residual, Rows, StageHook,
 };
 use crate::report::layers::{Chained, Element, LayerRow, StageRow, Verdict};
 use crate::stages::{Stage, StageDump, StageKey, StageValues};
@@ -52,12 +57,21 @@ impl Judge<'_> {
     /// The pass of the reference behind a hook.
     #[must_use]
     pub fn pass<'p>(&'p self, hook: &'p dyn StageHook) -> Pass<'p> {
+        self.pass_with(&RELEASED, hook)
+    }
+
+    fn pass_with<'p>(&'p self, formulas: &'p Formulas, hook: &'p dyn StageHook) -> Pass<'p> {
         Pass {
             config: self.config,
             mla_norm_eps: self.mla_norm_eps,
-            formulas: &RELEASED,
+            formulas,
             hook,
         }
+    }
+
+    /// What the subject's activations are kept in.
+    fn precision(&self) -> Precision {
+        self.arithmetic.precision()
     }
 
     /// Judges a layer that was fed from the empty state. Gives the row, and the reference's stream
@@ -110,7 +124,9 @@ impl Judge<'_> {
         let chain = input.as_ref().map(|input| {
             let (mut exact, mut floor) = (StageDump::default(), StageDump::default());
             weights.forward(&self.pass(&AsComputed), input, &mut exact);
-            weights.forward(&self.pass(&StoredInF32::default()), input, &mut floor);
+            let formulas = rounded_formulas(self.precision());
+            let stored = RoundedStages(self.precision());
+            weights.forward(&self.pass_with(&formulas, &stored), input, &mut floor);
             Chain {
                 exact,
                 floor,
@@ -133,17 +149,19 @@ impl Judge<'_> {
         })
     }
 
-    /// Judges `embed`, which is exact: `right` are the rows as the reference reads them.
+    /// Judges `embed`, which is exact but for what half cannot hold of BF16: `right` are the rows
+    /// as the reference reads them.
     #[must_use]
     pub fn embed(&self, right: &Rows, dump: &StageDump) -> LayerRow {
+        let lost = |value: &f64| self.arithmetic.storing_loses(*value);
         let mut local = Local::default();
         if dump.tensors.contains_key(&StageKey::model(Stage::Embed)) {
             local.stages.push(LocalStage {
                 key: StageKey::model(Stage::Embed),
                 shape: vec![right.count(), right.width],
                 values: LocalValues::Real {
+                    bound: right.values.iter().map(lost).collect(),
                     expected: right.values.clone(),
-                    bound: vec![0.0; right.values.len()],
                 },
             });
         }
@@ -169,16 +187,18 @@ impl Judge<'_> {
         dump: &StageDump,
     ) -> Result<Chain, ReferenceError> {
         let theirs = self.choices(weights.index, dump, input.sum.count());
-        let run = |hook: &dyn StageHook| {
+        let run = |formulas: &Formulas, hook: &dyn StageHook| {
             let (mut residual, mut stages) = (input.clone(), StageDump::default());
             let mut state = weights.new_state(self.config);
-            weights.forward(&self.pass(hook), &mut residual, 0, &mut state, &mut stages)?;
+            let pass = self.pass_with(formulas, hook);
+            weights.forward(&pass, &mut residual, 0, &mut state, &mut stages)?;
             Ok::<_, ReferenceError>((residual, stages))
         };
-        let rounded = StoredInF32 {
+        let rounded = Stored {
+            stages: RoundedStages(self.precision()),
             choices: theirs.clone(),
         };
-        let (_, floor) = run(&rounded)?;
+        let (_, floor) = run(&rounded_formulas(self.precision()), &rounded)?;
         let key = StageKey::layer(weights.index, Stage::RouterScores);
         let bias = match &weights.mlp {
             Mlp::Moe(moe) => moe.bias.clone(),
@@ -190,7 +210,7 @@ impl Judge<'_> {
             bias,
             seen: Mutex::default(),
         };
-        let (after, exact) = run(&follow)?;
+        let (after, exact) = run(&RELEASED, &follow)?;
         let ties = follow
             .seen
             .into_inner()
@@ -200,7 +220,7 @@ impl Judge<'_> {
         let after = if ties.is_empty() {
             after
         } else {
-            run(&AsComputed)?.0
+            run(&RELEASED, &AsComputed)?.0
         };
         Ok(Chain {
             exact,
@@ -250,10 +270,20 @@ impl Judge<'_> {
             if let LocalValues::Ids { ties, .. } = &judged.values {
                 row.ties = ties.len();
             }
+            if self.arithmetic.is_narrow() && chain.is_none() && stage != Stage::Embed {
+                let problem = "half of the verdict in so few bits is the comparison end to end, \
+                               and the dump lacks the running sum or a bank before the layer";
+                return not_run(stage, problem.to_owned());
+            }
             if self.arithmetic != Arithmetic::F64
                 && let Some(chain) = chain
             {
                 row.chained = chain.compare(key, dump, &mut row.ties);
+                let is_within = row.chained.as_ref().is_none_or(|chained| chained.within);
+                if self.arithmetic.is_narrow() && row.verdict == Verdict::Pass && !is_within {
+                    row.verdict = Verdict::Fail;
+                    row.problem = Some("beyond eight floors end to end".to_owned());
+                }
             }
             row
         };
@@ -395,18 +425,17 @@ impl Chain {
     }
 }
 
-/// Rounds every stored activation to f32, which is what an f32 engine cannot avoid, and goes by
-/// the subject's ids.
-#[derive(Debug, Default)]
-struct StoredInF32 {
+/// Rounds every stored activation to the subject's precision, which is what such an engine cannot
+/// avoid, and goes by the subject's ids.
+#[derive(Debug)]
+struct Stored {
+    stages: RoundedStages,
     choices: Vec<Option<Vec<usize>>>,
 }
 
-impl StageHook for StoredInF32 {
-    fn stored(&self, _key: StageKey, values: &mut [f64]) {
-        for value in values {
-            *value = f64::from(*value as f32);
-        }
+impl StageHook for Stored {
+    fn stored(&self, key: StageKey, values: &mut [f64]) {
+        self.stages.stored(key, values);
     }
 
     fn stored_ids(&self, _key: StageKey, chosen: &mut [Vec<usize>]) {

@@ -8,13 +8,17 @@
 //!
 //! The verdict is local: every stage recomputed from the subject's own inputs to it. Beside it
 //! stands the chained comparison: the whole layer in f64 from the layer's input, within eight times
-//! the measured floor (the same with every stored activation rounded to f32).
+//! the measured floor (the same with every stored activation rounded to the subject's precision).
+//! [`kernels`] runs the engine's single operations on the shipped fixtures first. On a set that
+//! ships, [`ratchet`] holds both to what was recorded.
 
 pub mod input;
 pub mod journal;
 pub mod judge;
+pub mod kernels;
 pub mod parts;
 pub mod range;
+pub mod ratchet;
 pub mod run;
 pub mod sources;
 pub mod subject;

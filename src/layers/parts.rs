@@ -10,7 +10,7 @@ use std::str::FromStr;
 use thiserror::Error;
 
 use super::sources::Sources;
-use crate::report::layers::{LayersProvenance, LayersReport, Part};
+use crate::report::layers::{LayerRow, LayersProvenance, LayersReport, Part, Verdict};
 
 /// Why parts cannot be joined.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -151,6 +151,12 @@ pub fn merge(mut parts: Vec<(String, LayersReport)>) -> Result<LayersReport, Mer
         whole.sources.shards.extend(report.sources.shards);
         if let (Some(all), Some(more)) = (&mut whole.reference_sources, report.reference_sources) {
             all.shards.extend(more.shards);
+        }
+        // Each machine has run the kernels; the first that fails speaks for all.
+        let passes =
+            |row: &Option<LayerRow>| row.as_ref().is_none_or(|row| row.verdict == Verdict::Pass);
+        if passes(&whole.kernels) && !passes(&report.kernels) {
+            whole.kernels = report.kernels;
         }
         whole.rows.extend(report.rows);
         whole.outstanding.extend(report.outstanding);

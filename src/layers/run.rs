@@ -134,6 +134,15 @@ impl<O: Operations + ?Sized + 'static> Run<'_, O> {
         self.judge.config.attn_res_block_size
     }
 
+    /// The subject's single operations on the shipped fixtures; a dump has none.
+    #[must_use]
+    pub fn kernels(&self) -> Option<LayerRow> {
+        match &self.subject {
+            Subject::Engine(engine) => Some(super::kernels::judge(engine.operations())),
+            Subject::Dump(_) => None,
+        }
+    }
+
     /// Does one step.
     ///
     /// # Errors

@@ -5,13 +5,15 @@ use std::path::Path;
 use std::sync::Arc;
 
 use crate::checkpoint::Checkpoint;
+use crate::compare::Precision;
 use crate::config::RawConfig;
 use crate::model::{
     AttentionKind, Bench, EngineError, EngineOptions, LayerWeights, OnDemand, Operations,
     Residual as EngineResidual, Shape, Weights,
 };
+use crate::reference::local::SubjectResidual;
 use crate::reference::local::rows::BoundedRows;
-use crate::reference::local::{Arithmetic, SubjectResidual};
+use crate::reference::rounding::kept_in;
 use crate::reference::{Residual, Rows};
 use crate::stages::{Stage, StageDump, StageKey, StageTensor, StageValues};
 use crate::tensor_file::{TensorFileError, read_tensors};
@@ -57,6 +59,12 @@ impl<O: Operations + ?Sized + 'static> EngineSubject<O> {
             bench,
             options,
         })
+    }
+
+    /// What it computes with.
+    #[must_use]
+    pub fn operations(&self) -> &O {
+        &self.operations
     }
 
     /// How it runs.
@@ -165,8 +173,8 @@ fn rows_of(input: &Residual, range: Range<usize>) -> EngineResidual {
 pub struct DumpSubject {
     /// The stages, in the names of [`crate::stages`].
     pub dump: StageDump,
-    /// What it was computed in, going by the dtype it is stored in.
-    pub arithmetic: Arithmetic,
+    /// What it is kept in: the narrowest dtype of a stage that is not always kept in f32.
+    pub precision: Precision,
     /// Tokens.
     pub rows: usize,
     /// Names that are no stage.
@@ -208,14 +216,19 @@ impl DumpSubject {
     /// Every variant of [`DumpError`].
     pub fn read(path: &Path) -> Result<Self, DumpError> {
         let (mut dump, mut unknown) = (StageDump::default(), Vec::new());
-        let mut is_f32 = false;
+        let mut precision = Precision::F64;
         for (name, tensor) in read_tensors(path)? {
             let Some(key) = StageKey::parse(&name) else {
                 unknown.push(name);
                 continue;
             };
-            if matches!(tensor.values, StageValues::Real(_)) {
-                is_f32 |= tensor.is_f32;
+            if let Some(stored) = tensor.stored {
+                // A stage that stays in f32 says nothing of a BF16 engine's other stages.
+                let stored = match kept_in(key.stage, Precision::Bf16) {
+                    Precision::Bf16 => stored,
+                    _ => stored.at_least_single(),
+                };
+                precision = precision.min(stored);
             }
             let (shape, values) = (tensor.shape, tensor.values);
             dump.tensors.insert(key, StageTensor { shape, values });
@@ -238,14 +251,9 @@ impl DumpSubject {
         let Some((rows, _)) = rows else {
             return Err(DumpError::NoStage { path });
         };
-        let arithmetic = if is_f32 {
-            Arithmetic::F32Sums
-        } else {
-            Arithmetic::F64
-        };
         Ok(Self {
             dump,
-            arithmetic,
+            precision,
             rows,
             unknown,
         })

@@ -5,8 +5,8 @@
 //! once. [`POINTS`] is the table of these values; the stage values among them are rounded by a
 //! hook ([`RoundedStages`]), the others by [`rounded_formulas`].
 //!
-//! The KDA state, the log decay, router scores and routing weights are never kept narrower than
-//! single: no engine of this model does so.
+//! The KDA state, the log decay, router scores and routing weights are kept in single at least.
+//! (mlx-lm casts routing weights back to the activations' precision; local bounds allow for it.)
 
 use super::formulas::{Formulas, NormSite, Part, RELEASED};
 use super::mla::MlaCache;

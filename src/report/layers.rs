@@ -1,4 +1,4 @@
-//! The report of `layers` and `merge`: schema, text, heat map, page.
+//! The report of `layers` and `merge`: schema and text. Heat map and page: [`super::layers_page`].
 //!
 //! Everything here can be read back from JSON, so that the reports of parts can be joined.
 
@@ -7,10 +7,7 @@ use std::fmt::{self, Write as _};
 
 use serde::{Deserialize, Serialize};
 
-use super::html::Page;
-use super::svg::{HeatMap, PlotError, heat_map};
 use crate::layers::sources::Sources;
-use crate::stages::Stage;
 
 /// Schema name and version of the JSON report.
 pub const SCHEMA: &str = "k3-verify/layers/1";
@@ -156,6 +153,7 @@ impl LayerRow {
     fn name(&self, stage: &StageRow) -> String {
         match self.layer {
             Some(layer) => format!("layers.{layer}.{}", stage.stage),
+            None if self.place == "kernels" => format!("kernels/{}", stage.stage),
             None => stage.stage.clone(),
         }
     }
@@ -236,6 +234,9 @@ pub struct Question {
     pub stages: Option<String>,
     /// Whether the reference read another copy.
     pub reference_copy: bool,
+    /// The recorded run of the ratchet that this one is held to.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub ratchet: Option<String>,
 }
 
 /// One part of a run.
@@ -283,6 +284,9 @@ pub struct LayersReport {
     pub part: Option<Part>,
     /// The layers of this report.
     pub selected: Vec<usize>,
+    /// The engine's single operations on the shipped fixtures: a stage per kernel. None of a dump.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub kernels: Option<LayerRow>,
     /// In the order of the model.
     pub rows: Vec<LayerRow>,
     /// Selected, and not come to: interrupted.
@@ -324,14 +328,15 @@ impl LayersReport {
                 });
             }
         }
-        self.first_divergence = self.rows.iter().find_map(|row| {
+        let all = || self.kernels.iter().chain(&self.rows);
+        self.first_divergence = all().find_map(|row| {
             row.first_divergence().map(|stage| Spot {
                 at: row.name(stage),
                 ratio: stage.ratio,
                 element: stage.first.clone().or_else(|| stage.worst.clone()),
             })
         });
-        let has = |verdict| self.rows.iter().any(|row| row.verdict == verdict);
+        let has = |verdict| all().any(|row| row.verdict == verdict);
         self.exit_code = if has(Verdict::Fail) {
             1
         } else if has(Verdict::NotRun) || !self.outstanding.is_empty() || self.rows.is_empty() {
@@ -386,6 +391,21 @@ impl LayersReport {
                 ""
             }
         )?;
+        if let Some(recorded) = &q.ratchet {
+            writeln!(text, "held to the ratchet's {recorded}")?;
+        }
+        if let Some(kernels) = &self.kernels {
+            writeln!(
+                text,
+                "kernels on the shipped fixtures: {} ({} of them)",
+                kernels.verdict.word(),
+                kernels.stages.len()
+            )?;
+            for stage in kernels.stages.iter().filter(|s| s.verdict != Verdict::Pass) {
+                let why = stage.problem.as_deref().unwrap_or_default();
+                writeln!(text, "    {} {}: {why}", stage.verdict.word(), stage.stage)?;
+            }
+        }
         writeln!(
             text,
             "layer            verdict  worst local            chained (8 x floor)       |h| max"
@@ -497,94 +517,7 @@ impl LayersReport {
         text.push_str(&self.tail());
         text
     }
-
-    /// Local ratios by layer and stage, as colours of their logarithm.
-    ///
-    /// # Errors
-    /// The plot cannot be drawn.
-    pub fn heat_map(&self) -> Result<String, PlotError> {
-        let present = |stage: &Stage| {
-            let name = stage.name();
-            self.rows
-                .iter()
-                .any(|row| row.stages.iter().any(|s| s.stage == name))
-        };
-        let columns: Vec<&str> = Stage::ALL
-            .iter()
-            .filter(|s| present(s))
-            .map(|s| s.name())
-            .collect();
-        let value = |row: &LayerRow, column: &&str| {
-            let stage = row.stages.iter().find(|stage| stage.stage == **column)?;
-            match (stage.verdict, stage.ratio) {
-                (Verdict::NotRun, _) => None,
-                (Verdict::Fail, None) => Some(HOTTEST),
-                (_, ratio) => Some(ratio?.log10().clamp(COLDEST, HOTTEST)),
-            }
-        };
-        heat_map(&HeatMap {
-            title: "Local ratios by layer and stage".to_owned(),
-            subtitle: "difference over bound; 0 on the scale is the budget; grey: exact or absent"
-                .to_owned(),
-            x_label: "stage".to_owned(),
-            y_label: "layer".to_owned(),
-            value_label: "log10 of the ratio".to_owned(),
-            columns: columns.iter().map(|c| (*c).to_owned()).collect(),
-            rows: self.rows.iter().map(row_name).collect(),
-            values: self
-                .rows
-                .iter()
-                .map(|row| columns.iter().map(|column| value(row, column)).collect())
-                .collect(),
-            range: (COLDEST, HOTTEST),
-        })
-    }
-
-    /// A page that stands alone.
-    #[must_use]
-    pub fn page(&self, heat: &str) -> String {
-        let mut page = Page::new("Layers against the f64 reference");
-        for line in self.head().lines().take(2) {
-            page.paragraph(line);
-        }
-        for line in self.tail().lines().filter(|line| !line.is_empty()) {
-            page.paragraph(line);
-        }
-        page.section("Heat map");
-        page.figure(heat);
-        page.section("Layers");
-        let header = [
-            "layer",
-            "kind",
-            "verdict",
-            "worst stage",
-            "local",
-            "chained",
-            "|h| max",
-        ];
-        let header: Vec<String> = header.iter().map(|h| (*h).to_owned()).collect();
-        let number = |v: Option<f64>| v.map_or("-".to_owned(), |v| format!("{v:.2e}"));
-        let cells = |row: &LayerRow| {
-            let kind = [row.attention.clone(), row.mlp.clone()];
-            let worst = row.worst();
-            vec![
-                row_name(row),
-                kind.into_iter().flatten().collect::<Vec<_>>().join(" "),
-                row.verdict.word().to_owned(),
-                worst.map_or("-".to_owned(), |stage| stage.stage.clone()),
-                number(worst.and_then(|stage| stage.ratio)),
-                number(row.chained().map(|(ratio, _, _)| ratio)),
-                row.h_max.map_or("-".to_owned(), |h| format!("{h:.4}")),
-            ]
-        };
-        page.table(&header, &self.rows.iter().map(cells).collect::<Vec<_>>());
-        page.finish()
-    }
 }
-
-/// Ends of the colour scale.
-const COLDEST: f64 = -6.0;
-const HOTTEST: f64 = 2.0;
 
 fn described(element: &Element) -> String {
     let value = |v: Option<f64>| v.map_or("not finite".to_owned(), |v| format!("{v:e}"));

@@ -8,6 +8,7 @@ pub mod html;
 pub mod inspect;
 pub mod json;
 pub mod layers;
+pub mod layers_page;
 pub mod least_error;
 pub mod mutants;
 pub mod mutants_page;

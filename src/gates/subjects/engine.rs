@@ -58,6 +58,43 @@ pub fn perturbed(site: Site, delta: f64) -> Box<dyn SubjectSource> {
     })
 }
 
+/// The operations of an engine without a model: for the kernel gates alone.
+pub fn of_operations<O: Operations + ?Sized>(operations: &O) -> impl SubjectSource {
+    OperationsSource { operations }
+}
+
+struct OperationsSource<'a, O: ?Sized> {
+    operations: &'a O,
+}
+
+impl<O: Operations + ?Sized> SubjectSource for OperationsSource<'_, O> {
+    fn name(&self) -> &str {
+        "engine"
+    }
+
+    fn precision(&self) -> Precision {
+        Precision::F32
+    }
+
+    fn open(
+        &self,
+        _model_dir: &Path,
+        _config: &RawConfig,
+        _mla_norm_eps: f64,
+    ) -> Result<Box<dyn Subject>, SubjectError> {
+        Err(SubjectError::Refused("single operations only".to_owned()))
+    }
+
+    fn operation(
+        &self,
+        kernel: &str,
+        inputs: &Tensors,
+        config: &RawConfig,
+    ) -> Option<Result<BTreeMap<String, Vec<f64>>, SubjectError>> {
+        engine_kernels::run(self.operations, kernel, inputs, config)
+    }
+}
+
 struct Production {
     path: KernelPath,
     options: EngineOptions,

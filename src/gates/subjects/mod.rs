@@ -14,7 +14,7 @@ use super::subject::{
 use crate::reference::{self, Formulas, RELEASED, ReferenceError};
 use crate::stages::StageSink;
 
-pub use engine::perturbed;
+pub use engine::{of_operations, perturbed};
 
 /// The subjects of the ladder, in the order of its rows.
 #[must_use]

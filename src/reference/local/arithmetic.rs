@@ -1,6 +1,7 @@
-//! How a subject rounds: the three kinds of arithmetic, and the elementary functions under them.
+//! How a subject rounds: the kinds of arithmetic, and the elementary functions under them.
 
 use super::bounded::Bounded;
+use crate::compare::Precision;
 use crate::reference::arithmetic::sigmoid;
 
 /// Unit roundoff of f64, the precision in which the expected values are evaluated here.
@@ -20,6 +21,49 @@ pub enum Arithmetic {
     /// An f64 subject. exp within 1 and tanh within 2 units in the last place, as the manual of
     /// the GNU C library states of its own; σ is composed.
     F64,
+    /// An engine that keeps its activations in BF16: sums of products in f32 at least, in any
+    /// order, every other step rounded to BF16 or not, save what no engine keeps narrower than f32
+    /// (gates/PRECISION.md). exp and tanh within 1 unit in the last place of BF16; σ is composed.
+    Bf16,
+    /// The same in IEEE half.
+    F16,
+}
+
+impl Arithmetic {
+    /// What an engine other than ours computes in when it keeps its activations in `precision`.
+    #[must_use]
+    pub fn of(precision: Precision) -> Self {
+        match precision {
+            Precision::Bf16 => Self::Bf16,
+            Precision::F16 => Self::F16,
+            Precision::F32 => Self::F32Sums,
+            Precision::F64 => Self::F64,
+        }
+    }
+
+    /// What activations are kept in.
+    #[must_use]
+    pub fn precision(self) -> Precision {
+        match self {
+            Self::Bf16 => Precision::Bf16,
+            Self::F16 => Precision::F16,
+            Self::F64Sums | Self::F32Sums => Precision::F32,
+            Self::F64 => Precision::F64,
+        }
+    }
+
+    /// What storing a BF16 number of the checkpoint loses: nothing but in half, whose range is
+    /// smaller.
+    #[must_use]
+    pub fn storing_loses(self, value: f64) -> f64 {
+        (self.precision().round(value) - value).abs()
+    }
+
+    /// Whether activations are kept in less than f32.
+    #[must_use]
+    pub fn is_narrow(self) -> bool {
+        self.precision() < Precision::F32
+    }
 }
 
 /// One precision.
@@ -29,6 +73,8 @@ pub struct Unit {
     pub roundoff: f64,
     /// What a rounding may lose besides, in the subnormal range.
     pub tiny: f64,
+    /// In which a constant of a formula is exact: f32 even where the unit is that of f64.
+    pub constants: Precision,
 }
 
 /// Largest errors of the elementary functions, in units in the last place of the result.
@@ -47,6 +93,7 @@ pub struct Rounding {
     /// Of everything that is stored, and of every step that is no sum.
     pub step: Unit,
     functions: Functions,
+    is_narrow: bool,
 }
 
 /// 2^exponent, subnormals included.
@@ -62,25 +109,64 @@ impl Rounding {
         let double = Unit {
             roundoff: EVALUATION,
             tiny: f64::from_bits(1),
+            constants: Precision::F32,
         };
         let single = Unit {
             roundoff: power_of_two(-24),
             tiny: power_of_two(-150),
+            constants: Precision::F32,
         };
         let flushing = Unit {
             roundoff: single.roundoff,
             tiny: f64::from(f32::MIN_POSITIVE),
+            constants: Precision::F32,
+        };
+        // The range of BF16 is that of f32, so is its flushing. Half has subnormals.
+        let bf16 = Unit {
+            roundoff: power_of_two(-8),
+            tiny: flushing.tiny,
+            constants: Precision::Bf16,
+        };
+        let half = Unit {
+            roundoff: power_of_two(-11),
+            tiny: power_of_two(-25),
+            constants: Precision::F16,
         };
         let functions = |exp, sigmoid, tanh| Functions { exp, sigmoid, tanh };
         let (wide, step, functions) = match arithmetic {
             Arithmetic::F64Sums => (double, single, functions(1.0, 1.0, 1.0)),
             Arithmetic::F32Sums => (flushing, flushing, functions(3.0, 4.0, 5.0)),
             Arithmetic::F64 => (double, double, functions(1.0, 2.0, 2.0)),
+            Arithmetic::Bf16 => (flushing, bf16, functions(1.0, 2.0, 1.0)),
+            Arithmetic::F16 => (flushing, half, functions(1.0, 2.0, 1.0)),
         };
         Self {
             wide,
             step,
             functions,
+            is_narrow: arithmetic.is_narrow(),
+        }
+    }
+
+    /// The same subject where it computes in f32 at least: log decay, KDA state, router, the keys
+    /// and scores of the mixes.
+    #[must_use]
+    pub fn single(self) -> Self {
+        if self.is_narrow {
+            Self::new(Arithmetic::F32Sums)
+        } else {
+            self
+        }
+    }
+
+    /// A place where some narrow subjects store and others do not, or where some have cast an F32
+    /// weight: one rounding of a narrow subject, nothing of any other.
+    #[must_use]
+    pub fn narrow_store(self, x: Bounded) -> Bounded {
+        if self.is_narrow {
+            self.step.round(x)
+        } else {
+            x
         }
     }
 

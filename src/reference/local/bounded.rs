@@ -89,10 +89,11 @@ impl Unit {
         x.widened(self.roundoff * x.magnitude() + self.tiny + EVALUATION * x.value.abs())
     }
 
-    /// A constant of a formula as this precision stores it; exact where f32 holds it.
+    /// A constant of a formula as this precision stores it; exact where f32, or a narrower
+    /// precision of the subject, holds it.
     #[must_use]
     pub fn constant(self, value: f64) -> Bounded {
-        let is_short = f64::from(value as f32) == value;
+        let is_short = self.constants.round(value) == value;
         let error = if is_short {
             0.0
         } else {

@@ -42,7 +42,9 @@ pub fn part(
         let channel = |p: usize| {
             let mut terms = Terms::default();
             for (tap, row) in taps[p * kernel..][..kernel].iter().zip(window) {
-                terms.push(Bounded::exact(*tap), row[p]);
+                // F32 in the file; a narrow subject may have cast it.
+                let tap = rounding.narrow_store(Bounded::exact(*tap));
+                terms.push(tap, row[p]);
             }
             rounding.silu(rounding.step.round(rounding.wide.sum(terms)))
         };
@@ -80,6 +82,7 @@ pub fn log_decay(
     lower_bound: f64,
 ) -> BoundedRows {
     let head_dim = weights.o_norm.len();
+    let rounding = rounding.single();
     let step = rounding.step;
     let lower_bound = step.constant(lower_bound);
     z.map(z.width, |row| {
@@ -105,7 +108,11 @@ pub fn output(
     let normed = o.map(o.width, |row| {
         let heads = row.chunks_exact(weights.o_norm.len());
         let norm = |head| rounding.rms_norm(head, &weights.o_norm, eps);
-        heads.flat_map(norm).collect()
+        // The weight is F32 in the file; a narrow subject may have cast it.
+        heads
+            .flat_map(norm)
+            .map(|x| rounding.narrow_store(x))
+            .collect()
     });
     let gate = rounding.apply(&weights.gate, x);
     let gated = normed.zip(&gate, |o, g| rounding.step.mul(o, rounding.sigmoid(g)));
@@ -149,6 +156,7 @@ struct Step<'a> {
 }
 
 /// The recurrence from `memory` \[H, D, D\] (exact): o \[T, P\] and the state after it \[H, D, D\].
+/// In f32 at least; a narrow subject stores o.
 #[must_use]
 pub fn recurrence(
     rounding: &Rounding,
@@ -158,6 +166,8 @@ pub fn recurrence(
     let (heads, head_dim) = (inputs.heads, inputs.head_dim);
     let tokens = inputs.beta.len() / heads;
     let width = heads * head_dim;
+    let stored = |x: &Bounded| rounding.narrow_store(*x);
+    let rounding = &rounding.single();
     // Heads have nothing to do with one another; each is one thread's from its first token on.
     let run = |(head, memory): (usize, &[f64])| {
         let mut s = HeadState {
@@ -187,7 +197,8 @@ pub fn recurrence(
     for (head, (rows, s)) in done.iter().enumerate() {
         for (token, row) in rows.iter().enumerate() {
             let at = token * width + head * head_dim;
-            o.items[at..at + head_dim].copy_from_slice(row);
+            let row: Vec<Bounded> = row.iter().map(stored).collect();
+            o.items[at..at + head_dim].copy_from_slice(&row);
         }
         let pairs = s.values.iter().zip(&s.errors);
         state.extend(pairs.map(|(value, error)| Bounded {

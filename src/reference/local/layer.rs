@@ -343,7 +343,8 @@ impl Layer<'_> {
             .real(Stage::RouterScores, &[tokens, experts], |subject| {
                 let x = subject.exact(Stage::MlpNorm, width)?;
                 let logits = rounding.apply(&weights.router, &x);
-                Ok(logits.each(|logit| rounding.sigmoid(logit)))
+                // A narrow subject may store the logits; the logistic is f32's.
+                Ok(logits.each(|logit| rounding.single().sigmoid(logit)))
             })?;
         let shape = [tokens, k];
         self.subject.stage(Stage::RouterIds, &shape, |subject| {

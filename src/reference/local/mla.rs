@@ -124,10 +124,15 @@ impl Head<'_> {
         0..=self.inputs.cached + token
     }
 
-    /// A score: one sum over both parts, rounded, times the scale (M4).
+    /// A score: one sum over both parts, rounded, times the scale (M4). A narrow subject may scale
+    /// the query first, store that, sum the two parts apart, store them, and add.
     fn score<'b>(&self, pairs: impl Iterator<Item = (&'b Bounded, &'b Bounded)>) -> Bounded {
         let mut terms = Terms::default();
-        pairs.for_each(|(a, b)| terms.push(*a, *b));
+        let stored = |x| self.rounding.narrow_store(x);
+        // Of q: the constant and the product.
+        pairs.for_each(|(q, k)| terms.push(stored(stored(*q)), *k));
+        let parts = stored(Bounded::exact(terms.magnitude)).error;
+        terms.propagated += parts;
         let step = self.rounding.step;
         let scale = step.constant(attention_scale(self.widths));
         step.mul(step.round(self.rounding.wide.sum(terms)), scale)

@@ -78,11 +78,8 @@ fn is_right(rounding: &Rounding, scores: &[f64], bias: &[f64], ids: &[i32]) -> b
     let Some(chosen) = as_experts(ids, scores.len()) else {
         return false;
     };
-    let sum = |e: usize| {
-        rounding
-            .step
-            .add(Bounded::exact(scores[e]), Bounded::exact(bias[e]))
-    };
+    let step = rounding.single().step;
+    let sum = |e: usize| step.add(Bounded::exact(scores[e]), Bounded::exact(bias[e]));
     let sums: Vec<Bounded> = (0..scores.len()).map(sum).collect();
     let mut left_out = (0..scores.len()).filter(|e| !chosen.contains(e));
     left_out.all(|other| {
@@ -108,7 +105,8 @@ pub fn as_experts(ids: &[i32], experts: usize) -> Option<Vec<usize>> {
 }
 
 /// E3 to E5: scores of the chosen over (their sum + 1e-20) where there is more than one and
-/// `moe_renormalize`, times the scaling factor; one step each.
+/// `moe_renormalize`, times the scaling factor; one step each, in f32 at least. A narrow subject
+/// may store the outcome.
 #[must_use]
 pub fn routing_weights(
     rounding: &Rounding,
@@ -116,6 +114,8 @@ pub fn routing_weights(
     scores: &[Bounded],
     chosen: &[usize],
 ) -> Vec<Bounded> {
+    let stored = |x| rounding.narrow_store(x);
+    let rounding = rounding.single();
     let step = rounding.step;
     let mut terms = Terms::default();
     let one = Bounded::exact(1.0);
@@ -131,13 +131,14 @@ pub fn routing_weights(
         } else {
             score
         };
-        step.mul(share, scaling)
+        stored(step.mul(share, scaling))
     };
     chosen.iter().map(weight).collect()
 }
 
 /// The weighted sum of the chosen experts' outputs \[T, L\]; `routing` \[T, k\] is in the order
-/// of `chosen`. Experts are read one after the other.
+/// of `chosen`. Experts are read one after the other. A narrow subject may store the weight and
+/// each product.
 ///
 /// # Errors
 /// A routed expert cannot be read, or one of its scale bytes is 255.
@@ -167,7 +168,7 @@ pub fn expert_sum(
         let roles = [&decoded.w1, &decoded.w3, &decoded.w2];
         let outputs = gated_mlp(rounding, config, roles, &inputs);
         for ((token, slot), output) in places.into_iter().zip(outputs.iter()) {
-            let weight = routing.row(token)[slot];
+            let weight = rounding.narrow_store(rounding.narrow_store(routing.row(token)[slot]));
             let sums = &mut sums[token * latent.width..][..latent.width];
             sums.iter_mut()
                 .zip(output)

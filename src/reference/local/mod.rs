@@ -25,8 +25,16 @@
 //! Where forms of a formula round at different places, the bound covers all of them: x·(1/r) and
 //! x/r; folded and separate mix vectors; e/Z before or after the weighted sum; absorbed and
 //! expanded attention ([`mla`]); KDA's decay on the key (SPEC section 3) or on the state. Not
-//! covered: blocked or rescaled softmax, chunked forms of the delta rule, and any arithmetic with
-//! fewer bits than f32.
+//! covered: blocked or rescaled softmax, chunked forms of the delta rule.
+//!
+//! # Narrow subjects
+//!
+//! An engine in BF16 or half sums in f32 and stores in its precision, u = 2⁻⁸ or 2⁻¹¹; where
+//! engines differ in what they store, the bound has a rounding for it
+//! ([`arithmetic::Rounding::narrow_store`]). What no engine keeps narrower than f32 has the bounds
+//! of an f32 engine ([`arithmetic::Rounding::single`]). gates/PRECISION.md tables both. Running
+//! error bounds over long sums are wide in so few bits: for such a subject the comparison end to
+//! end counts too ([`crate::layers::judge`]).
 //!
 //! Stages that only hand a value on (`embed`, `attn_mix` while there is no bank) have the bound 0.
 //! A single rounding (`mla.k_rope`, `moe.latent`, `kda.conv`, logits) comes to half an ULP and the
@@ -73,6 +81,7 @@ pub use layer::recompute_layer;
 pub use subject::{Found, SubjectResidual};
 
 use self::arithmetic::Rounding;
+use self::bounded::Bounded;
 use self::rows::BoundedRows;
 use self::subject::Subject;
 use super::error::ReferenceError;
@@ -236,7 +245,7 @@ pub fn recompute(
     Ok(local)
 }
 
-/// `embed`: exact.
+/// `embed`: exact but for what half cannot hold of BF16.
 fn embedding(
     model: &Model,
     basis: &Basis<'_>,
@@ -252,7 +261,8 @@ fn embedding(
     let rows = embed(model.reader(), &pass, ids)?;
     let mut subject = Subject::new(dump, None, ids.len());
     subject.real(Stage::Embed, &[ids.len(), rows.width], |_| {
-        Ok(BoundedRows::exact(rows.width, &rows.values))
+        let stored = |x: Bounded| x.widened(basis.arithmetic.storing_loses(x.value));
+        Ok(BoundedRows::exact(rows.width, &rows.values).each(stored))
     })?;
     Ok(subject.local)
 }

@@ -5,7 +5,8 @@ use super::bounded::Bounded;
 use super::rows::{BoundedRows, SoftmaxWeights};
 
 /// mix(b, s), token by token: score = row product of the rounded RMSNorm(t; 1) with the folded
-/// vector (exact: a product of two BF16 fits f32), softmax over the sources, Σ p·t with raw t.
+/// vector (exact: a product of two BF16 fits f32), softmax over the sources, Σ p·t with raw t. A
+/// narrow subject does all of it in f32 and stores the outcome.
 #[must_use]
 pub fn mix(
     rounding: &Rounding,
@@ -14,6 +15,8 @@ pub fn mix(
     fold: &[f64],
     eps: f64,
 ) -> BoundedRows {
+    let stored = |x| rounding.narrow_store(x);
+    let rounding = &rounding.single();
     let mut out = BoundedRows::empty(sum.width);
     for token in 0..sum.count() {
         let mut sources: Vec<&[Bounded]> = banks.iter().map(|bank| bank.row(token)).collect();
@@ -24,7 +27,7 @@ pub fn mix(
         };
         let scores: Vec<Bounded> = sources.iter().map(score).collect();
         let weights = SoftmaxWeights::new(rounding, &scores);
-        let column = |column| weights.mean(rounding, &sources, column);
+        let column = |column| stored(weights.mean(rounding, &sources, column));
         out.items.extend((0..sum.width).map(column));
     }
     out

@@ -187,12 +187,13 @@ impl Rounding {
         wide.div(Bounded::exact(1.0), root)
     }
 
-    /// RMSNorm: (x·r)·w in the wide precision, one rounding at the end.
+    /// RMSNorm: (x·r)·w in the wide precision, one rounding at the end; narrow subjects may store
+    /// x·r.
     #[must_use]
     pub fn rms_norm(&self, x: &[Bounded], weight: &[f64], eps: f64) -> Vec<Bounded> {
         let inverse = self.inverse_root(x, x.len(), eps);
         let item = |(x, w): (&Bounded, &f64)| {
-            let normed = self.wide.mul(*x, inverse);
+            let normed = self.narrow_store(self.wide.mul(*x, inverse));
             self.step.round(self.wide.mul(normed, Bounded::exact(*w)))
         };
         x.iter().zip(weight).map(item).collect()
@@ -206,11 +207,13 @@ impl Rounding {
         x.iter().map(item).collect()
     }
 
-    /// t/√(Σt² + 1e-6): x·r, one rounding.
+    /// t/√(Σt² + 1e-6): x·r, one rounding. Narrow subjects may take it as an RMSNorm with ε/D,
+    /// stored, times D^−½, a constant rounded too.
     #[must_use]
     pub fn l2_norm(&self, head: &[Bounded]) -> Vec<Bounded> {
         let inverse = self.inverse_root(head, 1, L2_NORM_EPS);
-        let item = |x: &Bounded| self.step.round(self.wide.mul(*x, inverse));
+        let stored = |x| self.narrow_store(self.narrow_store(x));
+        let item = |x: &Bounded| self.step.round(stored(self.wide.mul(*x, inverse)));
         head.iter().map(item).collect()
     }
 }
@@ -266,7 +269,8 @@ impl SoftmaxWeights {
     /// With out = N/Z, Σ e_i·(v_i − out) = 0, so the errors r_i of the weights move it by exactly
     /// Σ r_i·(v_i − out) / Z̃: what all values have in common is not moved. On top come the errors
     /// of the values, weighted; γ(n + 1) on the terms of N (one more than a sum of n products, for
-    /// subjects that divide each weight by Z first) and γ(n) on Z; one division.
+    /// subjects that divide each weight by Z first) and γ(n) on Z; one division. A narrow subject
+    /// may store each weight after that division: one rounding of every term.
     #[must_use]
     pub fn mean(&self, rounding: &Rounding, values: &[&[Bounded]], column: usize) -> Bounded {
         let of = |row: &&[Bounded]| row[column];
@@ -284,7 +288,8 @@ impl SoftmaxWeights {
         }
         let count = values.len();
         let both = |n| gamma(n, rounding.wide.roundoff) + gamma(n, EVALUATION);
-        let numerator = (propagated + both(count + 1) * magnitude) / self.least;
+        let stored = rounding.narrow_store(Bounded::exact(magnitude)).error;
+        let numerator = (propagated + both(count + 1) * magnitude + stored) / self.least;
         let underflow = (count + 1) as f64 * rounding.wide.tiny / self.least;
         let quotient = Bounded {
             value,

@@ -1,0 +1,216 @@
+//! Subjects in BF16 and half: judged in their own precision, not passed as f32, and a mistake in
+//! them found in spite of the wider budgets.
+
+use std::path::Path;
+
+use k3_verify::compare::Precision;
+use k3_verify::config::{MLA_NORM_EPS, RawConfig};
+use k3_verify::layers::judge::Judge;
+use k3_verify::reference::local::{Arithmetic, SubjectResidual};
+use k3_verify::reference::model::embed;
+use k3_verify::reference::mutants::mutants;
+use k3_verify::reference::rounding::{RoundedStages, kept_in, rounded_formulas};
+use k3_verify::reference::{AsComputed, Formulas, Model, Residual, Rows};
+use k3_verify::report::layers::Verdict;
+use k3_verify::stages::{Stage, StageDump, StageKey, StageValues};
+use rayon::prelude::*;
+use safetensors::Dtype;
+
+use super::{Tiny, expect, report, text};
+
+const IDS: [u32; 8] = [3, 17, 200, 5, 9, 44, 100, 7];
+
+/// An engine of that precision: the reference by these formulas, every stage stored in it. Fed in
+/// several calls, so that what is carried shows.
+fn subject(model: &Path, formulas: &Formulas, precision: Precision) -> Option<StageDump> {
+    let config = RawConfig::read(&model.join("config.json")).unwrap();
+    let model = Model::open_with(model, &config, MLA_NORM_EPS, formulas).ok()?;
+    let stages = RoundedStages(precision);
+    let mut sequence = model.sequence_with(&stages);
+    let mut dump = StageDump::default();
+    for call in [&IDS[..4], &IDS[4..5], &IDS[5..7], &IDS[7..]] {
+        sequence.feed(call, &mut dump).ok()?;
+    }
+    Some(dump)
+}
+
+/// Writes a dump as an engine of the precision would: what it keeps in f32 as F32.
+fn write(dump: &StageDump, precision: Precision, path: &Path) {
+    let encode = |stage: Stage, values: &[f64]| match kept_in(stage, precision) {
+        Precision::Bf16 => {
+            let word = |v: &f64| half::bf16::from_f64(*v).to_le_bytes();
+            (Dtype::BF16, values.iter().flat_map(word).collect())
+        }
+        Precision::F16 => {
+            let word = |v: &f64| half::f16::from_f64(*v).to_le_bytes();
+            (Dtype::F16, values.iter().flat_map(word).collect())
+        }
+        _ => {
+            let word = |v: &f64| (*v as f32).to_le_bytes();
+            (Dtype::F32, values.iter().flat_map(word).collect())
+        }
+    };
+    let tensors: Vec<(String, Dtype, Vec<usize>, Vec<u8>)> = dump
+        .tensors
+        .iter()
+        .map(|(key, tensor)| {
+            let (dtype, bytes) = match &tensor.values {
+                StageValues::Real(values) => encode(key.stage, values),
+                StageValues::Ids(ids) => {
+                    let bytes = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+                    (Dtype::I32, bytes)
+                }
+            };
+            (key.to_string(), dtype, tensor.shape.clone(), bytes)
+        })
+        .collect();
+    let views = tensors.iter().map(|(name, dtype, shape, bytes)| {
+        let view = safetensors::tensor::TensorView::new(*dtype, shape.clone(), bytes).unwrap();
+        (name, view)
+    });
+    std::fs::write(path, safetensors::serialize(views, None).unwrap()).unwrap();
+}
+
+/// A dump in few bits held to the bounds of f32 (a right engine fails), or an f32 bound widened
+/// for all (a wrong one passes). The dtype decides; where a dump was widened, what is stated does.
+#[test]
+fn a_dump_in_few_bits_passes_in_its_precision_and_in_no_finer_one() {
+    let tiny = Tiny::open();
+    let folder = tempfile::tempdir().unwrap();
+    let file = folder.path().join("dump.safetensors");
+    for (model, precision) in [
+        (tiny.model(), Precision::Bf16),
+        (tiny.model(), Precision::F16),
+        (tiny.fixtures.compose_mild_twin().unwrap(), Precision::Bf16),
+    ] {
+        let right = subject(&model, &rounded_formulas(precision), precision).unwrap();
+        let judged = |dump: &StageDump, stored: Precision, stated: &[&str], code: i32| {
+            write(dump, stored, &file);
+            let base = ["layers", "all", "--model", text(&model)];
+            let base = [&base[..], &["--engine-dump", text(&file)], stated].concat();
+            report(&base, code)
+        };
+        let run = judged(&right, precision, &[], 0);
+        assert_eq!(run.question.arithmetic, precision.name());
+        let worst = run.worst.unwrap().ratio.unwrap();
+        assert!(worst > 0.5, "{worst}: the budgets let anything pass");
+        let run = judged(&right, precision, &["--precision", "f32"], 1);
+        assert_eq!(run.first_divergence.unwrap().at, "layers.0.attn_norm");
+        // Widened to F32, as many tools write it.
+        judged(&right, Precision::F32, &[], 1);
+        judged(
+            &right,
+            Precision::F32,
+            &["--precision", precision.name()],
+            0,
+        );
+
+        // Without the layer's input there is no comparison end to end, so no verdict.
+        let mut partial = right.clone();
+        partial.tensors.remove(&StageKey::layer(2, Stage::Out));
+        write(&partial, precision, &file);
+        let base = ["layers", "3", "--model", text(&model)];
+        let narrowed = ["--engine-dump", text(&file), "--stages", "mla.*"];
+        report(&[&base[..], &narrowed].concat(), 4);
+
+        // Two mistakes: one value off by a tenth, and the routed sum taken without its weights.
+        let mut moved = right.clone();
+        let key = StageKey::layer(5, Stage::KdaZ);
+        if let StageValues::Real(values) = &mut moved.tensors.get_mut(&key).unwrap().values {
+            let largest =
+                (0..values.len()).max_by(|a, b| values[*a].abs().total_cmp(&values[*b].abs()));
+            values[largest.unwrap()] *= 1.1;
+        }
+        let run = judged(&moved, precision, &[], 1);
+        assert_eq!(run.first_divergence.unwrap().at, "layers.5.kda.z");
+        let wrong = Formulas {
+            combine: |outputs, weights, width| {
+                let even = vec![1.0 / weights.len() as f64; weights.len()];
+                (k3_verify::reference::RELEASED.combine)(outputs, &even, width)
+            },
+            ..rounded_formulas(precision)
+        };
+        let wrong = subject(&model, &wrong, precision).unwrap();
+        let run = judged(&wrong, precision, &[], 1);
+        assert_eq!(run.first_divergence.unwrap().at, "layers.1.moe.sum");
+    }
+    let model = tiny.model();
+    let base = ["layers", "0", "--model", text(&model)];
+    expect(&[&base[..], &["--precision", "bf16"]].concat(), 2);
+}
+
+/// Mistakes that few bits hide on this model, and why.
+const OUT_OF_SIGHT: [(&str, &str); 7] = [
+    ("decay-padding-not-checked", "the padding is right"),
+    ("mxfp4-nan-scale-is-zero", "no scale is NaN"),
+    ("mxfp4-nan-scale-is-a-power", "no scale is NaN"),
+    ("mxfp4-scale-zero-flushed", "2^-127 is below every bound"),
+    ("router-ties-to-higher", "no two sums are equal"),
+    ("mla-cache-of-64", "fewer than 64 positions"),
+    (
+        "norm-eps-outside-root-mla-q",
+        "1e-3 beside the root is less than four roundings to BF16 here",
+    ),
+];
+
+/// Budgets so wide that a wrong formula passes as rounding.
+#[test]
+fn bf16_budgets_see_the_mutants_of_the_reference() {
+    let tiny = Tiny::open();
+    let folder = tiny.model();
+    let config = RawConfig::read(&folder.join("config.json")).unwrap();
+    let right = Model::open(&folder, &config, MLA_NORM_EPS).unwrap();
+    let judge = Judge {
+        config: &config,
+        mla_norm_eps: MLA_NORM_EPS,
+        arithmetic: Arithmetic::Bf16,
+        stages: None,
+    };
+    let rows = |dump: &StageDump, key: StageKey| match &dump.tensors[&key].values {
+        StageValues::Real(values) => Rows {
+            width: config.hidden_size,
+            values: values.clone(),
+        },
+        StageValues::Ids(_) => unreachable!(),
+    };
+    let pass = judge.pass(&AsComputed);
+    let embedded = embed(right.reader(), &pass, &IDS).unwrap();
+    let passes = |dump: &StageDump| {
+        if judge.embed(&embedded, dump).verdict != Verdict::Pass {
+            return Err(Some("embed".to_owned()));
+        }
+        let embed = rows(dump, StageKey::model(Stage::Embed));
+        let mut residual = Residual::new(embed);
+        for weights in right.layers() {
+            let before = SubjectResidual::carried(&residual);
+            let (row, _) = judge.layer(weights, &before, dump).unwrap();
+            if row.verdict != Verdict::Pass {
+                return Err(row
+                    .first_divergence()
+                    .map(|stage| format!("{} {}", weights.index, stage.stage)));
+            }
+            if weights.index % config.attn_res_block_size == 0 {
+                residual.banks.push(residual.sum);
+            }
+            residual.sum = rows(dump, StageKey::layer(weights.index, Stage::Out));
+        }
+        let before = SubjectResidual::carried(&residual);
+        let row = judge.closing(right.closing(), &before, dump).unwrap();
+        match row.verdict {
+            Verdict::Pass => Ok(()),
+            _ => Err(row.first_divergence().map(|stage| stage.stage.clone())),
+        }
+    };
+    let mutants = mutants();
+    let survives = |mutant: &k3_verify::reference::mutants::ReferenceMutant| {
+        let dump = subject(&folder, &mutant.formulas, Precision::Bf16)?;
+        let fate = passes(&dump);
+        println!("{}: {fate:?}", mutant.id);
+        fate.is_ok().then_some(mutant.id)
+    };
+    let mut survivors: Vec<&str> = mutants.par_iter().filter_map(survives).collect();
+    let mut expected: Vec<&str> = OUT_OF_SIGHT.iter().map(|(id, _)| *id).collect();
+    survivors.sort_unstable();
+    expected.sort_unstable();
+    assert_eq!(survivors, expected);
+}
