@@ -76,22 +76,12 @@ impl<O: Operations + ?Sized> SubjectSource for OperationsSource<'_, O> {
         Precision::F32
     }
 
-    fn open(
-        &self,
-        _model_dir: &Path,
-        _config: &RawConfig,
-        _mla_norm_eps: f64,
-    ) -> Result<Box<dyn Subject>, SubjectError> {
+    fn open(&self, _model: Opening<'_>) -> Result<Box<dyn Subject>, SubjectError> {
         Err(SubjectError::Refused("single operations only".to_owned()))
     }
 
-    fn operation(
-        &self,
-        kernel: &str,
-        inputs: &Tensors,
-        config: &RawConfig,
-    ) -> Option<Result<BTreeMap<String, Vec<f64>>, SubjectError>> {
-        engine_kernels::run(self.operations, kernel, inputs, config)
+    fn operation(&self, case: KernelCase<'_>) -> Answer {
+        engine_kernels::run(self.operations, case)
     }
 }
 
