@@ -22,12 +22,13 @@ pub fn prefetch_words(report: &Report) -> Vec<String> {
         "before each layer at most N experts are read ahead; misses: experts that the computation \
          waits for, without and with; caused: misses of experts thrown out to read ahead"
             .to_owned(),
-        "GB/token: read without reading ahead; waited and read: waited for, and read in all, with it"
-            .to_owned(),
+        "GB/token: read without reading ahead; waited and read: waited for, and read in all, with \
+         it"
+        .to_owned(),
         format!(
             "s/token at best, {:.2} GB/s and {} s of computing: with the trunk held, and with its \
-             {} GB streamed beside the computation; the disk is never idle while there is something \
-             to read",
+             {} GB streamed beside the computation; the disk is never idle while there is \
+             something to read",
             machine.disk_bytes_per_second / 1e9,
             machine.compute_seconds_per_token,
             amount(gb(machine.trunk_bytes))

@@ -44,8 +44,8 @@ pub struct SimcacheArgs {
     /// Replay this policy (repeatable); default: all
     #[arg(long = "policy", value_name = "NAME", value_enum)]
     pub policies: Vec<PolicyName>,
-    /// Study reading ahead: at most N experts before each layer, named by PREDICTOR: previous-token,
-    /// most-frequent or, as the bound, perfect (repeatable)
+    /// Study reading ahead: at most N experts before each layer, named by PREDICTOR, which is
+    /// previous-token, most-frequent or, as the bound, perfect (repeatable)
     #[arg(long, value_name = "PREDICTOR:N")]
     pub prefetch: Vec<PrefetchPlan>,
     /// Capacities in slots, comma separated
