@@ -1,6 +1,6 @@
 //! Every mutant of the engine that the ladder kills is killed here as well, but for those that a
-//! run of single layers cannot show; and the first divergence is in a layer of the kind and at a stage
-//! where a mistake in the mutant's clause begins.
+//! run of single layers cannot show; and the first divergence is in a layer of the kind and at a
+//! stage where a mistake in the mutant's clause begins.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -238,8 +238,8 @@ const KERNELS: &[(&str, &[&str])] = &[
 ];
 
 /// Where a mistake in a clause can first show: stages, `KDA attn_out` where only layers of that
-/// kind count. Written from the description of the model: the stage whose formula has the clause in it,
-/// given that every stage is judged from the subject's own inputs to it.
+/// kind count. Written from the description of the model: the stage whose formula has the clause in
+/// it, given that every stage is judged from the subject's own inputs to it.
 const WHERE: &[(&str, &[&str])] = &[
     // Another kind of layer asks for tensors that are not there: refused, or stages are missing.
     ("L1", &[]),
