@@ -86,12 +86,17 @@ impl Judge<'_> {
         dump: &StageDump,
     ) -> Result<(LayerRow, Option<Residual>), ReferenceError> {
         let state = weights.new_state(self.config);
-        let local = recompute_layer(&self.basis(), weights, before, &state, dump)?;
         let input = super::subject::complete(before);
-        let chain = match &input {
-            Some(input) => Some(self.chain(weights, input, dump)?),
-            None => None,
-        };
+        // Side by side: what one of them does alone on a thread, reading and the recurrence, does
+        // not leave the other cores idle.
+        let (local, chain) = rayon::join(
+            || recompute_layer(&self.basis(), weights, before, &state, dump),
+            || {
+                let chain = input.as_ref().map(|input| self.chain(weights, input, dump));
+                chain.transpose()
+            },
+        );
+        let (local, chain) = (local?, chain?);
         let (attention, mlp, expected) = kind_of(weights);
         let layer = Some(weights.index);
         let stages = self.rows(layer, &expected, &local, dump, chain.as_ref());
