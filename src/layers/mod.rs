@@ -4,7 +4,8 @@
 //! [`range`] says which layers, [`input`] what they are fed, [`subject`] who is judged (our engine,
 //! or the dump of another), [`judge`] how, [`run`] in which order; [`journal`] lets a run resume,
 //! [`parts`] splits one over machines and joins its reports. Each layer is fed T tokens as a
-//! prefill and then single tokens on the carried state, from the empty state.
+//! prefill and then single tokens on the carried state, from the empty state; after the prefill
+//! another sequence takes a turn, which must leave no trace.
 //!
 //! The verdict is local: every stage recomputed from the subject's own inputs to it. Beside it
 //! stands the chained comparison: the whole layer in f64 from the layer's input, within eight times

@@ -9,13 +9,13 @@ use crate::compare::Precision;
 use crate::config::RawConfig;
 use crate::model::{
     AttentionKind, Bench, EngineError, EngineOptions, LayerWeights, OnDemand, Operations,
-    Residual as EngineResidual, Shape, Weights,
+    Residual as EngineResidual, Shape, State, Weights,
 };
 use crate::reference::local::SubjectResidual;
 use crate::reference::local::rows::BoundedRows;
 use crate::reference::rounding::kept_in;
 use crate::reference::{Residual, Rows};
-use crate::stages::{Stage, StageDump, StageKey, StageTensor, StageValues};
+use crate::stages::{NoStages, Stage, StageDump, StageKey, StageTensor, StageValues};
 use crate::tensor_file::{TensorFileError, read_tensors};
 
 /// The engine, or a wrong variant of it.
@@ -74,7 +74,7 @@ impl<O: Operations + ?Sized + 'static> EngineSubject<O> {
     }
 
     /// All stages of layer `layer` on `input`, fed in calls of the given numbers of tokens from
-    /// the empty state.
+    /// the empty state. After the first call another sequence takes a turn.
     ///
     /// # Errors
     /// A tensor that is missing or damaged, or what the layer itself refuses.
@@ -95,9 +95,32 @@ impl<O: Operations + ?Sized + 'static> EngineSubject<O> {
             self.bench
                 .layer(layer, &weights, &mut residual, &mut dump)?;
             self.bench.end_chunk(tokens);
+            if first == 0 && calls.len() > 1 {
+                self.other_sequence(layer, &weights, input)?;
+            }
             first += tokens;
         }
         Ok(dump)
+    }
+
+    /// Feeds the last row of `input` to an empty state of its own, which must leave no trace in the
+    /// sequence that is judged.
+    fn other_sequence(
+        &mut self,
+        layer: usize,
+        weights: &LayerWeights,
+        input: &Residual,
+    ) -> Result<(), EngineError> {
+        let kept = std::mem::replace(&mut self.bench.state, State::new(&self.shape));
+        let rows = input.sum.count();
+        let mut residual = rows_of(input, rows - 1..rows);
+        self.bench.begin_chunk();
+        let fed = self
+            .bench
+            .layer(layer, weights, &mut residual, &mut NoStages);
+        self.bench.end_chunk(1);
+        self.bench.state = kept;
+        fed
     }
 
     /// The embedding rows of ids.

@@ -41,12 +41,13 @@ impl State {
     #[must_use]
     pub fn new(shape: &Shape) -> Self {
         let projection = shape.kda_projection();
-        let slot = KdaState {
+        // Each slot asks for zeros of its own: memory is taken where a layer writes.
+        let slot = |_| KdaState {
             recurrent: vec![0.0; projection * shape.kda_width],
             convolution: vec![0.0; 3 * (shape.conv_kernel - 1) * projection],
         };
         Self {
-            kda: vec![slot; shape.count(AttentionKind::Kda)],
+            kda: (0..shape.count(AttentionKind::Kda)).map(slot).collect(),
             mla: vec![LatentCache::default(); shape.count(AttentionKind::Mla)],
             position: 0,
             interrupted: false,
