@@ -200,6 +200,18 @@ fn parts_make_up_the_undivided_report_or_are_refused() {
     });
     let merged = report(&["merge", &one, &two, &other, &four], 1);
     assert_eq!(merged.first_divergence.unwrap().at, "kernels/mxfp4-decode");
+    // One that says nothing of its kernels has not run them, which hides no failure of another.
+    let silent = forged(&one, &folder.path().join("silent"), |json| {
+        json["kernels"] = serde_json::Value::Null;
+    });
+    report(&["merge", &silent, &two, &three, &four], 4);
+    report(&["merge", &silent, &two, &other, &four], 1);
+    // Whether the bytes are those of a set that ships shows in the whole, not in a part.
+    let unheld = forged(&three, &folder.path().join("unheld"), |json| {
+        json["question"]["ratchet"] = serde_json::Value::Null;
+    });
+    let merged = report(&["merge", &one, &two, &unheld, &four], 0);
+    assert_eq!(merged.question.ratchet, None);
     for (field, value, says) in [
         ("program", "9.9.9", "version differs"),
         ("subject", "another", "question differs"),

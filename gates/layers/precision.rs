@@ -112,15 +112,15 @@ fn a_dump_in_few_bits_passes_in_its_precision_and_in_no_finer_one() {
         let base = ["layers", "3", "--model", text(&model)];
         let narrowed = ["--engine-dump", text(&file), "--stages", "mla.*"];
         report(&[&base[..], &narrowed].concat(), 4);
+        // What is wrong by its own inputs is wrong without it.
+        let key = StageKey::layer(3, Stage::MlaO);
+        scale_largest(&mut partial, key, 2.0);
+        write(&partial, precision, &file);
+        report(&[&base[..], &narrowed].concat(), 1);
 
         // Two mistakes: one value off by a tenth, and the routed sum taken without its weights.
         let mut moved = right.clone();
-        let key = StageKey::layer(5, Stage::KdaZ);
-        if let StageValues::Real(values) = &mut moved.tensors.get_mut(&key).unwrap().values {
-            let largest =
-                (0..values.len()).max_by(|a, b| values[*a].abs().total_cmp(&values[*b].abs()));
-            values[largest.unwrap()] *= 1.1;
-        }
+        scale_largest(&mut moved, StageKey::layer(5, Stage::KdaZ), 1.1);
         let run = judged(&moved, precision, &[], 1);
         assert_eq!(run.first_divergence.unwrap().at, "layers.5.kda.z");
         let wrong = Formulas {
@@ -213,4 +213,14 @@ fn bf16_budgets_see_the_mutants_of_the_reference() {
     survivors.sort_unstable();
     expected.sort_unstable();
     assert_eq!(survivors, expected);
+}
+
+/// Multiplies the value of a stage that is farthest from zero.
+fn scale_largest(dump: &mut StageDump, key: StageKey, factor: f64) {
+    let values = &mut dump.tensors.get_mut(&key).unwrap().values;
+    let StageValues::Real(values) = values else {
+        panic!("{key} has no real values");
+    };
+    let largest = (0..values.len()).max_by(|a, b| values[*a].abs().total_cmp(&values[*b].abs()));
+    values[largest.unwrap()] *= factor;
 }

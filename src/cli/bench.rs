@@ -192,6 +192,7 @@ fn one(
     let exit = match output.status.code() {
         Some(1) => Exit::Disagrees,
         Some(2) => Exit::Usage,
+        Some(4) => Exit::Incomplete,
         Some(5) => Exit::Refused,
         _ => Exit::BadInput,
     };

@@ -386,7 +386,7 @@ fn wanted_mutants(args: &GatesArgs) -> Result<Vec<Mutant>, CommandError> {
     });
     if mutants.is_empty() {
         let error = anyhow::anyhow!("--mutant: no mutant of these families fits");
-        return Err(CommandError::new(error, Exit::Usage)
+        return Err(CommandError::new(error, Exit::Incomplete)
             .hint("reports/kill-matrix/report.txt has the names"));
     }
     Ok(mutants)
@@ -394,10 +394,10 @@ fn wanted_mutants(args: &GatesArgs) -> Result<Vec<Mutant>, CommandError> {
 
 fn mutants(args: &GatesArgs) -> Result<Exit, CommandError> {
     let start = Instant::now();
+    let mutants = wanted_mutants(args)?;
     let fixtures = open_fixtures(args)?;
     let (kernels, tiny) = shipped_evidence(&fixtures)?;
     let controls = subjects::controls();
-    let mutants = wanted_mutants(args)?;
     let bar = output::progress((controls.len() + mutants.len()) as u64, "mutants");
     let run = |subjects: &[Mutant]| {
         let options = kill_matrix::Options {

@@ -329,7 +329,11 @@ fn interrupted(args: &GenerateArgs, report: &RunReport, saved: bool) -> CommandE
             let path = path.display();
             error.hint(format!("--load-state {path} goes on from there"))
         }
-        _ => error.hint(
+        Some(_) => error.hint("no pass was finished, so there is no state and nothing is written"),
+        None if args.tf_check || args.full_recompute => {
+            error.hint("logits and traces are written by whole runs only")
+        }
+        None => error.hint(
             "logits and traces are written by whole runs only; with --save-state FILE an \
              interrupted run can be continued",
         ),

@@ -290,7 +290,8 @@ fn execute(args: &LayersArgs, mut plan: Plan) -> Result<Exit, CommandError> {
             Some(other.map_err(bad_input)?)
         }
     };
-    let recorded = Recorded::of(&question, &own);
+    let recorded = Recorded::of(&question, &own)
+        .map_err(|error| CommandError::new(anyhow::anyhow!(error), Exit::BadInput))?;
     question.ratchet = recorded.as_ref().map(|recorded| recorded.name.clone());
     let header = Header {
         question,

@@ -98,7 +98,7 @@ pub fn choose(logits: &[f32]) -> (u32, f32) {
 /// Generates.
 ///
 /// # Errors
-/// Whatever the engine or the watch reports; ids chosen before are lost with it.
+/// Whatever the engine or the watch reports; the ids chosen before, the watch has seen.
 pub fn generate<O: Operations + ?Sized>(
     sequence: &mut EngineSequence<O>,
     request: &Request,

@@ -10,7 +10,7 @@ use std::str::FromStr;
 use thiserror::Error;
 
 use super::sources::Sources;
-use crate::report::layers::{LayerRow, LayersProvenance, LayersReport, Part, Verdict};
+use crate::report::layers::{LayerRow, LayersProvenance, LayersReport, Part, Question, Verdict};
 
 /// Why parts cannot be joined.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -152,11 +152,13 @@ pub fn merge(mut parts: Vec<(String, LayersReport)>) -> Result<LayersReport, Mer
         if let (Some(all), Some(more)) = (&mut whole.reference_sources, report.reference_sources) {
             all.shards.extend(more.shards);
         }
-        // Each machine has run the kernels; the first that fails speaks for all.
-        let passes =
-            |row: &Option<LayerRow>| row.as_ref().is_none_or(|row| row.verdict == Verdict::Pass);
-        if passes(&whole.kernels) && !passes(&report.kernels) {
-            whole.kernels = report.kernels;
+        // Each machine has run the kernels; the first of the worst speaks for all.
+        let kernels = report.kernels.or_else(|| unsaid(&whole.question));
+        if badness(kernels.as_ref()) > badness(whole.kernels.as_ref()) {
+            whole.kernels = kernels;
+        }
+        if report.question.ratchet.is_none() {
+            whole.question.ratchet = None;
         }
         whole.rows.extend(report.rows);
         whole.outstanding.extend(report.outstanding);
@@ -171,6 +173,21 @@ pub fn merge(mut parts: Vec<(String, LayersReport)>) -> Result<LayersReport, Mer
     Ok(whole)
 }
 
+/// A fail is worse than what did not run, and that is worse than a pass.
+fn badness(kernels: Option<&LayerRow>) -> u8 {
+    match kernels.map(|row| row.verdict) {
+        None | Some(Verdict::Pass) => 0,
+        Some(Verdict::NotRun) => 1,
+        Some(Verdict::Fail) => 2,
+    }
+}
+
+/// A part of our engine that says nothing of its kernels has not run them.
+fn unsaid(question: &Question) -> Option<LayerRow> {
+    let problem = || "a part says nothing of them".to_owned();
+    (question.subject == "engine").then(|| LayerRow::not_run("kernels", None, problem()))
+}
+
 /// Refuses parts of different runs.
 fn alike(
     file: &str,
@@ -178,9 +195,15 @@ fn alike(
     first_file: &str,
     first: &LayersReport,
 ) -> Result<(), MergeError> {
-    let (ours, theirs) = (&report.question, &first.question);
+    // A part sees its own shards only: whether all of them are those of a set that ships shows in
+    // the whole.
+    let asked = |report: &LayersReport| Question {
+        ratchet: None,
+        ..report.question.clone()
+    };
+    let (ours, theirs) = (&asked(report), &asked(first));
     let same_count = report.part.map(|part| part.of) == first.part.map(|part| part.of);
-    let input = |q: &crate::report::layers::Question| {
+    let input = |q: &Question| {
         (
             q.input.clone(),
             q.seed,

@@ -34,6 +34,14 @@ const CALLS: [usize; 3] = [8, 1, 1];
 /// Single tokens at the end of the recorded chain.
 const SINGLES: usize = 2;
 
+/// The files of a set that ships.
+fn shipped_sources(set: &EvidenceSet) -> Result<Sources, String> {
+    let shape = ModelShape::derive(&set.config).map_err(|error| error.to_string())?;
+    let checkpoint = Checkpoint::open(&set.model_dir).map_err(|error| error.to_string())?;
+    let every: Vec<usize> = (0..shape.layers.len()).collect();
+    sources(&checkpoint, &shape, &every, true).map_err(|error| error.to_string())
+}
+
 /// The recorded run that a run is held to.
 #[derive(Debug)]
 pub struct Recorded {
@@ -44,11 +52,13 @@ pub struct Recorded {
 
 impl Recorded {
     /// The recorded run with this question on these bytes, if there is one.
-    #[must_use]
-    pub fn of(question: &Question, read: &Sources) -> Option<Self> {
+    ///
+    /// # Errors
+    /// The sets that ship cannot be looked at, so that it cannot be said.
+    pub fn of(question: &Question, read: &Sources) -> Result<Option<Self>, String> {
         let is_ours = question.subject == "engine" && !question.reference_copy;
         if !is_ours || question.mla_norm_eps != MLA_NORM_EPS {
-            return None;
+            return Ok(None);
         }
         let digest = |bytes: &[u8]| -> String {
             let digest = Sha256::digest(bytes);
@@ -56,30 +66,26 @@ impl Recorded {
         };
         let mut configs = embedded_configs();
         if !configs.any(|config| digest(config) == read.config) {
-            return None;
+            return Ok(None);
         }
-        let fixtures = Fixtures::embedded().ok()?;
-        let sets = shipped_sets(&fixtures);
-        let ready = sets.iter().filter_map(|state| match state {
-            SetState::Ready(set) => Some(set),
-            SetState::NotRun { .. } => None,
-        });
-        ready.into_iter().find_map(|set| {
-            let shape = ModelShape::derive(&set.config).ok()?;
-            let checkpoint = Checkpoint::open(&set.model_dir).ok()?;
-            let every: Vec<usize> = (0..shape.layers.len()).collect();
-            let shipped = sources(&checkpoint, &shape, &every, true).ok()?;
+        let fixtures = Fixtures::embedded().map_err(|error| error.to_string())?;
+        for state in &shipped_sets(&fixtures) {
+            let set = match state {
+                SetState::Ready(set) => set,
+                SetState::NotRun { name, reason } => return Err(format!("set {name}: {reason}")),
+            };
+            let shipped = shipped_sources(set)?;
             let is_part =
                 |(name, digest): (&String, &String)| shipped.shards.get(name) == Some(digest);
-            if shipped.config != read.config || !read.shards.iter().all(is_part) {
-                return None;
+            if shipped.config == read.config && read.shards.iter().all(is_part) {
+                let input = input_name(question, set);
+                return Ok(input.map(|input| Self {
+                    ratchet: Ratchet::shipped(),
+                    name: run_name(&set.name, input),
+                }));
             }
-            let input = input_name(question, set)?;
-            Some(Self {
-                ratchet: Ratchet::shipped(),
-                name: run_name(&set.name, input),
-            })
-        })
+        }
+        Ok(None)
     }
 
     /// Turns stages red whose ratio has grown fourfold or was never recorded.

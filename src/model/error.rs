@@ -105,7 +105,8 @@ pub enum EngineError {
         /// Positions that were complete.
         position: usize,
     },
-    /// Somebody asked to stop; the state holds some layers' updates and not others'.
+    /// Somebody asked to stop. From a layer: the state holds some layers' updates and not others';
+    /// from a watch before a pass: the state is whole.
     #[error("interrupted")]
     Interrupted,
     /// No threads.
