@@ -9,9 +9,10 @@
 //! Nothing is read ahead: the next layer's experts are not known before its router has run, and
 //! the laboratory (`simcache --prefetch`) does not show that guessing them pays. On K3's published
 //! routing the experts of the token before are resident anyway from one token's working set (1472
-//! slots) on; with fewer slots, of those read ahead 29 to 62 % are used and a token reads 0.6 to 62
-//! % more bytes, which a disk that streams the trunk meanwhile has to spend. With the trunk in memory
-//! and slots for less than a token (115 to 141 GB) the wait would become shorter, at best. The table is `reports/simcache/kimi-k3-prefetch.snap`.
+//! slots) on; with fewer slots, of those read ahead 29 to 62 % are used and a token reads 0.6 to
+//! 62 % more bytes, which a disk that streams the trunk meanwhile has to spend. With the trunk in
+//! memory and slots for less than a token (115 to 141 GB) the wait would become shorter, at best.
+//! The table is `reports/simcache/kimi-k3-prefetch.snap`.
 
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
