@@ -1,9 +1,10 @@
 //! The operations the model is composed of: the seam between composition and arithmetic.
 //!
 //! Every method has a default, the rule of SPEC section 2 or a kernel of the contract, named by
-//! its clause. Production is [`Contract`], which only says which kernel path it uses: `Engine`
-//! is compiled for it alone and carries no switch. A wrong variant (a mutant of the gates) is a
-//! type that overrides one method; it runs the same model code through `Engine<dyn Operations>`.
+//! its clause; what is more than a line stands in `compositions`. Production is [`Contract`], which
+//! says which kernel path it uses and has the composed operations in its own type: `Engine` is
+//! compiled for it alone and carries no switch. A wrong variant (a mutant of the gates) is a type
+//! that overrides one method; it runs the same model code through `Engine<dyn Operations>`.
 //!
 //! The trait also covers where things are put (state slots, cache rows, convolution histories,
 //! experts): a correct formula on the wrong operand is the commoner mistake.
