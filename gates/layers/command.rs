@@ -32,6 +32,9 @@ fn all_layers_pass_with_synthetic_and_with_chained_input() {
                 assert_eq!(row.verdict, Verdict::Pass, "{row:?}");
                 let (_, within, at) = row.chained().unwrap_or((0.0, true, ""));
                 assert!(within, "{:?} {at} is beyond eight floors", row.layer);
+                let repeated = row.repeated.map(|r| (r.values > 0, r.differing));
+                let is_repeated = row.place != "embed";
+                assert_eq!(repeated, is_repeated.then_some((true, 0)), "{row:?}");
             }
             // Not vacuous: something is compared, and not everything is exact.
             let worst = run.worst.as_ref().unwrap();

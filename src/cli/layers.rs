@@ -308,6 +308,7 @@ fn execute(args: &LayersArgs, mut plan: Plan) -> Result<Exit, CommandError> {
     let interrupt = Interrupt::listen().map_err(bad_input)?;
     let mut live = Live::new(args.output.format);
     report.kernels = run.kernels();
+    run.again().clone_into(&mut report.provenance.again);
     live.print(&report.head())?;
     let parts = [plan.whole_model, plan.dump_digest.is_none()];
     let all = steps(&plan.selected, plan.shape.layers.len(), parts);

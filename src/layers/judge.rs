@@ -12,7 +12,7 @@
 
 use std::sync::{Mutex, PoisonError};
 
-use crate::compare::{Budget, Comparison, Precision, compare};
+use crate::compare::{Budget, Comparison, Extreme, Precision, compare};
 use crate::config::RawConfig;
 use crate::gates::glob::Glob;
 use crate::reference::layer::{Attention, LayerWeights, Mlp};
@@ -110,6 +110,7 @@ impl Judge<'_> {
             h_max: largest(dump, StageKey::layer(weights.index, Stage::Out)),
             input_max: input.map(|input| largest_of(&input.sum.values)),
             stages,
+            repeated: None,
         };
         Ok((row, chain.map(|chain| chain.after)))
     }
@@ -151,6 +152,7 @@ impl Judge<'_> {
             h_max: None,
             input_max: input.map(|input| largest_of(&input.sum.values)),
             stages,
+            repeated: None,
         })
     }
 
@@ -181,6 +183,7 @@ impl Judge<'_> {
             h_max: largest(dump, StageKey::model(Stage::Embed)),
             input_max: None,
             stages,
+            repeated: None,
         }
     }
 
@@ -349,13 +352,17 @@ fn finite(value: f64) -> Option<f64> {
     value.is_finite().then_some(value)
 }
 
-fn stage_row(stage: Stage, record: &Comparison) -> StageRow {
-    let element = |extreme: &crate::compare::Extreme| Element {
+/// An element as the report has it.
+pub(super) fn element_of(extreme: &Extreme) -> Element {
+    Element {
         index: extreme.index.clone(),
         difference: finite(extreme.difference),
         got: finite(extreme.got),
         expected: finite(extreme.expected),
-    };
+    }
+}
+
+fn stage_row(stage: Stage, record: &Comparison) -> StageRow {
     StageRow {
         stage: stage.name().to_owned(),
         verdict: if record.passed {
@@ -368,8 +375,8 @@ fn stage_row(stage: Stage, record: &Comparison) -> StageRow {
         mismatches: record.mismatches,
         ratio: record.ratio.and_then(finite),
         required: finite(record.required),
-        worst: record.max_abs.as_ref().map(element),
-        first: record.first_mismatch.as_ref().map(element),
+        worst: record.max_abs.as_ref().map(element_of),
+        first: record.first_mismatch.as_ref().map(element_of),
         ties: 0,
         chained: None,
     }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
+use super::again;
 use super::input::{in_f32, synthetic};
 use super::judge::Judge;
 use super::sources::absent_of;
@@ -101,6 +102,9 @@ pub enum RunError {
     /// The engine cannot load or run a layer.
     #[error("engine: {0}")]
     Engine(#[from] EngineError),
+    /// What computes a layer again cannot, where the engine could.
+    #[error("computing again: {0}")]
+    Again(EngineError),
     /// The reference cannot.
     #[error("reference: {0}")]
     Reference(#[from] ReferenceError),
@@ -140,6 +144,15 @@ impl<O: Operations + ?Sized + 'static> Run<'_, O> {
         match &self.subject {
             Subject::Engine(engine) => Some(super::kernels::judge(engine.operations())),
             Subject::Dump(_) => None,
+        }
+    }
+
+    /// How the subject's layers are computed again; a dump's are not.
+    #[must_use]
+    pub fn again(&self) -> &str {
+        match &self.subject {
+            Subject::Engine(engine) => engine.again(),
+            Subject::Dump(_) => "",
         }
     }
 
@@ -189,10 +202,16 @@ impl<O: Operations + ?Sized + 'static> Run<'_, O> {
             Err(problem) => return Ok(LayerRow::not_run("layer", Some(layer), problem)),
         };
         // The engine's weights are gone before the reference's are read.
-        let dump = match &mut self.subject {
-            Subject::Dump(dump) => dump.layer(Some(layer)),
+        let (dump, again) = match &mut self.subject {
+            Subject::Dump(dump) => (dump.layer(Some(layer)), None),
             Subject::Engine(engine) => match complete(&before) {
-                Some(input) => engine.layer(layer, &input, &self.calls)?,
+                Some(input) => {
+                    let computed = engine.layer(layer, &input, &self.calls)?;
+                    (
+                        computed.stages,
+                        Some(computed.again.map_err(RunError::Again)?),
+                    )
+                }
                 None => {
                     let problem = "the input dump lacks the running sum or a bank".to_owned();
                     return Ok(LayerRow::not_run("layer", Some(layer), problem));
@@ -201,7 +220,10 @@ impl<O: Operations + ?Sized + 'static> Run<'_, O> {
         };
         let pass = self.judge.pass(&AsComputed);
         let weights = LayerWeights::load(&self.reader, &pass, layer)?;
-        let (row, after) = self.judge.layer(&weights, &before, &dump)?;
+        let (mut row, after) = self.judge.layer(&weights, &before, &dump)?;
+        if let Some(again) = again {
+            again::judge(&mut row, &dump, &again);
+        }
         if let (Input::Chain { chain, .. }, Some(after)) = (&mut self.input, after) {
             *chain = Chain {
                 next: layer + 1,
@@ -216,10 +238,16 @@ impl<O: Operations + ?Sized + 'static> Run<'_, O> {
             Ok(before) => before,
             Err(problem) => return Ok(LayerRow::not_run("closing", None, problem)),
         };
-        let dump = match &mut self.subject {
-            Subject::Dump(dump) => dump.layer(None),
+        let (dump, again) = match &mut self.subject {
+            Subject::Dump(dump) => (dump.layer(None), None),
             Subject::Engine(engine) => match complete(&before) {
-                Some(input) => engine.closing(&input, &self.calls)?,
+                Some(input) => {
+                    let computed = engine.closing(&input, &self.calls)?;
+                    (
+                        computed.stages,
+                        Some(computed.again.map_err(RunError::Again)?),
+                    )
+                }
                 None => {
                     let problem = "the input dump lacks the running sum or a bank".to_owned();
                     return Ok(LayerRow::not_run("closing", None, problem));
@@ -227,7 +255,11 @@ impl<O: Operations + ?Sized + 'static> Run<'_, O> {
             },
         };
         let weights = ClosingWeights::load(&self.reader, self.judge.config, &RELEASED)?;
-        Ok(self.judge.closing(&weights, &before, &dump)?)
+        let mut row = self.judge.closing(&weights, &before, &dump)?;
+        if let Some(again) = again {
+            again::judge(&mut row, &dump, &again);
+        }
+        Ok(row)
     }
 
     /// What layer `layer` is fed, or why that cannot be had.

@@ -4,6 +4,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
+use super::again::Again;
 use crate::checkpoint::Checkpoint;
 use crate::compare::Precision;
 use crate::config::RawConfig;
@@ -26,6 +27,16 @@ pub struct EngineSubject<O: Operations + ?Sized> {
     shape: Shape,
     bench: Bench<O>,
     options: EngineOptions,
+    again: Again,
+}
+
+/// The stages of a subject, and some or all of them computed another way.
+#[derive(Debug)]
+pub struct Computed {
+    /// What is judged.
+    pub stages: StageDump,
+    /// What its bits are held to, or why that could not be computed.
+    pub again: Result<StageDump, EngineError>,
 }
 
 impl<O: Operations + ?Sized + 'static> EngineSubject<O> {
@@ -52,12 +63,15 @@ impl<O: Operations + ?Sized + 'static> EngineSubject<O> {
             Box::new(experts),
             options,
         )?;
+        let way = (operations.path(), options);
+        let again = Again::new(shape.clone(), Arc::clone(&checkpoint), way)?;
         Ok(Self {
             operations,
             checkpoint,
             shape,
             bench,
             options,
+            again,
         })
     }
 
@@ -73,6 +87,12 @@ impl<O: Operations + ?Sized + 'static> EngineSubject<O> {
         self.options
     }
 
+    /// What is computed again, and how.
+    #[must_use]
+    pub fn again(&self) -> &str {
+        self.again.way()
+    }
+
     /// All stages of layer `layer` on `input`, fed in calls of the given numbers of tokens from
     /// the empty state. After the first call another sequence takes a turn.
     ///
@@ -83,24 +103,32 @@ impl<O: Operations + ?Sized + 'static> EngineSubject<O> {
         layer: usize,
         input: &Residual,
         calls: &[usize],
-    ) -> Result<StageDump, EngineError> {
+    ) -> Result<Computed, EngineError> {
         let operations = Arc::clone(&self.operations);
         let weights = LayerWeights::load(&*operations, &self.shape, &*self.checkpoint, layer)?;
         self.reset(layer);
         let mut dump = StageDump::default();
-        let mut first = 0;
-        for &tokens in calls {
+        let (mut first, repeated) = (0, self.again.first_call(calls));
+        for (call, &tokens) in calls.iter().enumerate() {
+            if call == repeated {
+                self.again.carry(layer, &self.bench.state);
+            }
             let mut residual = rows_of(input, first..first + tokens);
             self.bench.begin_chunk();
             self.bench
                 .layer(layer, &weights, &mut residual, &mut dump)?;
+            self.fill_foreign_caches(layer, first + tokens);
             self.bench.end_chunk(tokens);
             if first == 0 && calls.len() > 1 {
                 self.other_sequence(layer, &weights, input)?;
             }
             first += tokens;
         }
-        Ok(dump)
+        let rows = calls[..repeated].iter().sum()..first;
+        Ok(Computed {
+            stages: dump,
+            again: self.again.layer(layer, &weights, (input, rows)),
+        })
     }
 
     /// Feeds the last row of `input` to an empty state of its own, which must leave no trace in the
@@ -143,7 +171,7 @@ impl<O: Operations + ?Sized + 'static> EngineSubject<O> {
     ///
     /// # Errors
     /// A tensor that is missing, or logits that are not finite.
-    pub fn closing(&mut self, input: &Residual, calls: &[usize]) -> Result<StageDump, EngineError> {
+    pub fn closing(&mut self, input: &Residual, calls: &[usize]) -> Result<Computed, EngineError> {
         let weights = Weights::load(&*self.operations, &self.shape, &*self.checkpoint)?;
         let mut dump = StageDump::default();
         let mut first = 0;
@@ -152,7 +180,11 @@ impl<O: Operations + ?Sized + 'static> EngineSubject<O> {
             self.bench.closing(&weights, &residual, &mut dump)?;
             first += tokens;
         }
-        Ok(dump)
+        let repeated = calls[..self.again.first_call(calls)].iter().sum();
+        Ok(Computed {
+            stages: dump,
+            again: self.again.closing(&weights, (input, repeated..first)),
+        })
     }
 
     /// The empty state for this layer. Other layers' slots are never looked at by a right engine;
@@ -174,13 +206,24 @@ impl<O: Operations + ?Sized + 'static> EngineSubject<O> {
             cache.rows.clear();
         }
     }
+
+    /// Other layers' caches have a row for each position too, as a whole model's have after a call.
+    fn fill_foreign_caches(&mut self, layer: usize, positions: usize) {
+        let place = self.shape.layers[layer];
+        for (slot, cache) in self.bench.state.mla.iter_mut().enumerate() {
+            if !(place.attention == AttentionKind::Mla && slot == place.slot) {
+                let values = positions * self.shape.cache_width();
+                cache.rows.resize(values, FOREIGN);
+            }
+        }
+    }
 }
 
 /// What stands in the state of layers that are not at work.
 const FOREIGN: f32 = 0.75;
 
 /// Rows of a residual stream in the engine's form; the values are f32 already.
-fn rows_of(input: &Residual, range: Range<usize>) -> EngineResidual {
+pub(super) fn rows_of(input: &Residual, range: Range<usize>) -> EngineResidual {
     let part = |rows: &Rows| {
         let values = &rows.values[range.start * rows.width..range.end * rows.width];
         values.iter().map(|value| *value as f32).collect()

@@ -66,6 +66,21 @@ pub enum EngineError {
         /// Why it was not given.
         source: Box<dyn std::error::Error + Send + Sync>,
     },
+    /// M8: a latent cache that does not hold one row for each position.
+    #[error(
+        "layer {layer}: the latent cache holds {got} values after position {position}, expected \
+         {expected}"
+    )]
+    LatentCache {
+        /// Layer.
+        layer: usize,
+        /// The last position fed.
+        position: usize,
+        /// Values that one row per position has.
+        expected: usize,
+        /// Values held.
+        got: usize,
+    },
     /// A token id outside the vocabulary.
     #[error("token id {id} at position {position}: the vocabulary has {vocabulary} ids")]
     TokenId {

@@ -34,7 +34,8 @@ pub struct HeadAttention<'a> {
     pub rows: &'a [f32],
 }
 
-/// MLA of a chunk: reads `residual.normed`, writes `residual.output` (after o_proj).
+/// MLA of a chunk: reads `residual.normed`, writes `residual.output` (after o_proj). A cache with
+/// another number of rows than positions is refused.
 pub(super) fn forward<O: Operations + ?Sized>(
     pass: &Pass<'_, O>,
     layer: &LayerWeights,
@@ -53,6 +54,7 @@ pub(super) fn forward<O: Operations + ?Sized>(
         pass.operations
             .cache_append(cache, pass.position + token, row);
     }
+    check_length(pass, cache)?;
     attend_all(pass, weights, cache, buffers);
     put(pass, buffers, stages);
     let value_width = pass.shape.mla_heads * pass.shape.v_width;
@@ -67,6 +69,21 @@ pub(super) fn forward<O: Operations + ?Sized>(
     };
     pass.operations.products(pass.threads, vec![product]);
     Ok(())
+}
+
+/// M8: one row per position, those of this chunk included.
+fn check_length<O: ?Sized>(pass: &Pass<'_, O>, cache: &LatentCache) -> Result<(), EngineError> {
+    let positions = pass.position + pass.tokens;
+    let (expected, got) = (positions * pass.shape.cache_width(), cache.rows.len());
+    if got == expected {
+        return Ok(());
+    }
+    Err(EngineError::LatentCache {
+        layer: pass.layer,
+        position: positions - 1,
+        expected,
+        got,
+    })
 }
 
 /// Low-rank query, compressed row and gate.

@@ -16,6 +16,18 @@ pub struct KdaState {
     pub convolution: Vec<f32>,
 }
 
+impl KdaState {
+    /// Before the first position: zeros.
+    #[must_use]
+    pub fn new(shape: &Shape) -> Self {
+        let projection = shape.kda_projection();
+        Self {
+            recurrent: vec![0.0; projection * shape.kda_width],
+            convolution: vec![0.0; 3 * (shape.conv_kernel - 1) * projection],
+        }
+    }
+}
+
 /// Cache of one MLA layer.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct LatentCache {
@@ -40,12 +52,8 @@ impl State {
     /// A state at position 0: zero recurrences, zero convolution inputs, empty caches.
     #[must_use]
     pub fn new(shape: &Shape) -> Self {
-        let projection = shape.kda_projection();
         // Each slot asks for zeros of its own: memory is taken where a layer writes.
-        let slot = |_| KdaState {
-            recurrent: vec![0.0; projection * shape.kda_width],
-            convolution: vec![0.0; 3 * (shape.conv_kernel - 1) * projection],
-        };
+        let slot = |_| KdaState::new(shape);
         Self {
             kda: (0..shape.count(AttentionKind::Kda)).map(slot).collect(),
             mla: vec![LatentCache::default(); shape.count(AttentionKind::Mla)],

@@ -120,6 +120,18 @@ pub struct LayerRow {
     pub input_max: Option<f64>,
     /// Its stages in execution order.
     pub stages: Vec<StageRow>,
+    /// The same computed another way; none of a dump.
+    #[serde(skip_serializing_if = "Option::is_none", default)]
+    pub repeated: Option<Repeated>,
+}
+
+/// How many bits another computation of the same has changed.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Default, Serialize, Deserialize)]
+pub struct Repeated {
+    /// Values computed again.
+    pub values: usize,
+    /// Values with other bits, those that follow from others included.
+    pub differing: usize,
 }
 
 /// A stage at its layer.
@@ -147,6 +159,7 @@ impl LayerRow {
             h_max: None,
             input_max: None,
             stages: Vec::new(),
+            repeated: None,
         }
     }
 
@@ -265,6 +278,9 @@ pub struct LayersProvenance {
     pub resumed_rows: usize,
     /// Input paths as typed.
     pub inputs: Vec<String>,
+    /// How layers were computed again; empty for a dump.
+    #[serde(skip_serializing_if = "String::is_empty", default)]
+    pub again: String,
 }
 
 /// What came out.
@@ -490,6 +506,7 @@ impl LayersReport {
                 .map_or("exact".to_owned(), |r| format!("{r:.2e} of its budget"));
             let _ = write!(text, "\nworst stage {}: {ratio}", worst.at);
         }
+        text.push_str(&self.repetition());
         match &self.first_divergence {
             Some(spot) => {
                 let place = spot.element.as_ref().map_or(String::new(), described);
@@ -504,6 +521,25 @@ impl LayersReport {
         };
         let _ = writeln!(text, "\n\n{verdict}");
         text
+    }
+
+    /// What came of computing again, if anything was.
+    fn repetition(&self) -> String {
+        let repeated = || self.rows.iter().filter_map(|row| row.repeated);
+        let values: usize = repeated().map(|repeated| repeated.values).sum();
+        let differing: usize = repeated().map(|repeated| repeated.differing).sum();
+        if values == 0 {
+            return String::new();
+        }
+        let way = match self.provenance.again.as_str() {
+            "" => String::new(),
+            way => format!(" ({way})"),
+        };
+        let bits = match differing {
+            0 => "all bits equal".to_owned(),
+            _ => format!("{differing} with other bits"),
+        };
+        format!("\n{values} values computed again{way}: {bits}")
     }
 
     /// The whole report in words.
