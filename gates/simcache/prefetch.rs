@@ -6,11 +6,13 @@ use k3_verify::simcache::cache::{Requests, Reserve};
 use k3_verify::simcache::forecast::{K3_FIXED_BYTES, K3_TRUNK_BYTES, Machine};
 use k3_verify::simcache::policy::PolicyName;
 use k3_verify::simcache::prefetch::{Predictor, PrefetchCounts, PrefetchPlan, Scale, replay};
+use k3_verify::simcache::study::run;
 use k3_verify::simcache::tables::{columns, prefetch_table};
+use k3_verify::simcache::text::text;
 use k3_verify::simcache::trace::{Demand, Phase, Trace};
 use k3_verify::simcache::workload::{Window, Workload};
 
-use crate::make::{SMALL, small_zipf};
+use crate::make::{SMALL, plan as study_plan, small_zipf};
 use crate::published::decode_order;
 use crate::reports::snapshot;
 
@@ -252,4 +254,26 @@ fn reading_ahead_reads_more_than_it_saves_on_real_routing() {
     );
     columns(&mut table, &header, &cells);
     snapshot("kimi-k3-prefetch", &table);
+}
+
+/// A capacity that a batch does not fit was left out without a word.
+#[test]
+fn a_capacity_that_a_batch_does_not_fit_is_refused_in_the_table_of_reading_ahead() {
+    let mut study = study_plan();
+    study.prefetch = vec![plan(Predictor::Perfect, 2)];
+    study.policies = vec![PolicyName::Lru];
+    study.slot_counts = vec![1, 8];
+    let report = run(vec![small_zipf(42)], &study).unwrap();
+    let slots: Vec<usize> = report.prefetch.iter().map(|row| row.slot_count).collect();
+    assert_eq!(slots, [8]);
+    let [refused] = &report.prefetch_refused[..] else {
+        panic!("{:?}", report.prefetch_refused);
+    };
+    assert!(refused.contains("1 slot"), "{refused}");
+    let words = text(&report);
+    let (_, section) = words.split_once("Reading ahead").unwrap();
+    assert!(
+        section.contains(&format!("refused: {refused}")),
+        "{section}"
+    );
 }

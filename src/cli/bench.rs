@@ -3,10 +3,11 @@
 //! Each run is a process of its own: peak memory is a property of a process, and a run must not
 //! find the last one's weights in memory.
 
+use std::io::{self, Read};
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
 use std::process::{Command, Output, Stdio};
-use std::sync::mpsc::{self, RecvTimeoutError};
+use std::thread::JoinHandle;
 use std::time::Duration;
 
 use clap::Args;
@@ -21,8 +22,8 @@ use crate::generate::ladder::{LadderError, Runs, ladder};
 use crate::host::interrupt::Interrupt;
 use crate::simcache::policy::PolicyName;
 
-/// How often an interrupt is looked for while a run goes on.
-const LOOK_MILLISECONDS: u64 = 100;
+/// How often a run is looked after.
+const LOOK_MILLISECONDS: u64 = 20;
 
 /// A limit as typed, and its bytes.
 #[derive(Debug, Clone)]
@@ -130,28 +131,46 @@ fn interrupted(done: u32, args: &BenchArgs) -> CommandError {
 }
 
 /// Waits for a run; an interrupt is passed on to it, so that it ends as it should.
-fn wait(command: &mut Command, interrupt: &Interrupt) -> std::io::Result<Output> {
+fn wait(command: &mut Command, interrupt: &Interrupt) -> io::Result<Output> {
     let piped = command.stdout(Stdio::piped()).stderr(Stdio::piped());
     // A group of its own: Ctrl-C on a terminal comes to it from here, once, and not twice.
-    let child = piped.process_group(0).spawn()?;
-    let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-    let (sender, ended) = mpsc::channel();
-    std::thread::spawn(move || sender.send(child.wait_with_output()));
+    let mut child = piped.process_group(0).spawn()?;
+    let (stdout, stderr) = (drain(child.stdout.take()), drain(child.stderr.take()));
     let mut told = false;
-    loop {
-        match ended.recv_timeout(Duration::from_millis(LOOK_MILLISECONDS)) {
-            Ok(output) => return output,
-            Err(RecvTimeoutError::Timeout) => {}
-            Err(RecvTimeoutError::Disconnected) => {
-                return Err(std::io::Error::other("the waiting thread ended"));
+    let status = loop {
+        if let Some(status) = child.try_wait()? {
+            break status;
+        }
+        if interrupt.is_set() && !told {
+            told = true;
+            // The process has not been waited for, so that the number is still its own.
+            let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+            if let Some(pid) = pid {
+                kill_process(pid, Signal::TERM)?;
             }
         }
-        if let (true, false, Some(pid)) = (interrupt.is_set(), told, pid) {
-            told = true;
-            // A run that has ended by itself is no failure.
-            let _ = kill_process(pid, Signal::TERM);
+        std::thread::sleep(Duration::from_millis(LOOK_MILLISECONDS));
+    };
+    let whole = |bytes: JoinHandle<io::Result<Vec<u8>>>| {
+        let ended = || io::Error::other("the reading thread ended");
+        bytes.join().map_err(|_| ended())?
+    };
+    Ok(Output {
+        status,
+        stdout: whole(stdout)?,
+        stderr: whole(stderr)?,
+    })
+}
+
+/// Reads a pipe to its end beside the wait: a full pipe would stop the run.
+fn drain(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<io::Result<Vec<u8>>> {
+    std::thread::spawn(move || {
+        let mut bytes = Vec::new();
+        if let Some(mut pipe) = pipe {
+            pipe.read_to_end(&mut bytes)?;
         }
-    }
+        Ok(bytes)
+    })
 }
 
 /// One run in a process of its own.
@@ -161,7 +180,7 @@ fn one(
     traced: bool,
     interrupt: &Interrupt,
 ) -> Result<Value, CommandError> {
-    let failed = |error: std::io::Error| {
+    let failed = |error: io::Error| {
         let error = anyhow::anyhow!("cannot run this program again: {error}");
         CommandError::new(error, Exit::BadInput)
     };

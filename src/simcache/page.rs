@@ -54,11 +54,17 @@ pub fn page(report: &Report, plots: &[Plot]) -> String {
         figure(&mut page, "measured-seconds");
         page.list(&measured.differences);
     }
-    if !report.prefetch.is_empty() {
+    if !(report.prefetch.is_empty() && report.prefetch_refused.is_empty()) {
         page.section(text::PREFETCH_HEADING);
         page.list(&text::prefetch_words(report));
         let (header, rows) = tables::prefetch_table(&report.prefetch);
         page.table(&header, &rows);
+        let refused = report.prefetch_refused.iter();
+        page.list(
+            &refused
+                .map(|why| format!("refused: {why}"))
+                .collect::<Vec<_>>(),
+        );
     }
     for run in &report.recorded_runs {
         page.section("Recorded run");

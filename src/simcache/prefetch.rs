@@ -311,21 +311,23 @@ impl Scale<'_> {
         rounded_fine(disk.max(in_turn))
     }
 
-    /// One row; none where a batch does not fit.
-    #[must_use]
+    /// One row.
+    ///
+    /// # Errors
+    /// A batch larger than the cache.
     pub fn row(
         &self,
         slot_count: usize,
         policy: PolicyName,
         reserve: Reserve,
         plan: PrefetchPlan,
-    ) -> Option<PrefetchRow> {
+    ) -> Result<PrefetchRow, CacheError> {
         let (workload, focus) = (self.workload, self.focus);
         // Room for more experts than there are changes nothing.
         let slot_count = slot_count.min(workload.shape.expert_count());
-        let counts = replay(workload, slot_count, policy, reserve, plan, focus).ok()?;
+        let counts = replay(workload, slot_count, policy, reserve, plan, focus)?;
         let built = policy.build(&workload.shape, slot_count);
-        let hits = super::replay::replay(workload, slot_count, built, reserve).ok()?;
+        let hits = super::replay::replay(workload, slot_count, built, reserve)?;
         let requests = sum_over(focus, &workload.request_counts);
         let plain_misses = requests - sum_over(focus, &hits);
         let plain = self.gb_per_token(plain_misses);
@@ -335,7 +337,7 @@ impl Scale<'_> {
             plain: self.seconds(trunk_gb, plain, plain),
             ahead: self.seconds(trunk_gb, read, waited),
         };
-        Some(PrefetchRow {
+        Ok(PrefetchRow {
             plan,
             policy: policy.as_str(),
             slot_count,

@@ -36,6 +36,9 @@ pub struct Report {
     /// Reading ahead in the main order, where it was asked for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub prefetch: Vec<PrefetchRow>,
+    /// Why capacities have no such row.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub prefetch_refused: Vec<String>,
     /// The recording caches' logs against replays of their settings, one per trace that has one.
     pub recorded_runs: Vec<RecordedRun>,
     /// What the reader should know.

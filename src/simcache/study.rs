@@ -118,7 +118,7 @@ pub fn run(mut traces: Vec<Trace>, plan: &StudyPlan) -> Result<Report, StudyErro
         }
         None => None,
     };
-    let prefetch = prefetch(main, main_view, &view_plan, plan);
+    let (prefetch, prefetch_refused) = prefetch(main, main_view, &view_plan, plan);
     let finding = finding(&recognition, plan.order);
     let notes = notes(&recorded, main_view, requests_note, plan.reserve);
     Ok(Report {
@@ -146,6 +146,7 @@ pub fn run(mut traces: Vec<Trace>, plan: &StudyPlan) -> Result<Report, StudyErro
         forecast,
         measured,
         prefetch,
+        prefetch_refused,
         recorded_runs,
         notes,
         provenance: Provenance::default(),
@@ -173,8 +174,14 @@ fn policies(plan: &StudyPlan) -> Vec<PolicyName> {
     }
 }
 
-/// Every way to read ahead, with every policy, at every capacity of the table.
-fn prefetch(trace: &Trace, main: &Studied, view: &ViewPlan, plan: &StudyPlan) -> Vec<PrefetchRow> {
+/// Every way to read ahead, with every policy, at every capacity of the table; and why capacities
+/// are left out, once each.
+fn prefetch(
+    trace: &Trace,
+    main: &Studied,
+    view: &ViewPlan,
+    plan: &StudyPlan,
+) -> (Vec<PrefetchRow>, Vec<String>) {
     let scale = Scale {
         workload: &main.workload,
         focus: main.focus,
@@ -192,9 +199,18 @@ fn prefetch(trace: &Trace, main: &Studied, view: &ViewPlan, plan: &StudyPlan) ->
             tasks.extend(slots.map(|&slots| (way, policy, slots)));
         }
     }
-    let rows = tasks.into_par_iter();
-    rows.filter_map(|(way, policy, slots)| scale.row(slots, policy, plan.reserve, way))
-        .collect()
+    let row = |(way, policy, slots)| scale.row(slots, policy, plan.reserve, way);
+    let rows: Vec<_> = tasks.into_par_iter().map(row).collect();
+    let (mut fitting, mut refused) = (Vec::new(), Vec::new());
+    for row in rows {
+        match row {
+            Ok(row) => fitting.push(row),
+            Err(error) => refused.push(error.to_string()),
+        }
+    }
+    refused.sort();
+    refused.dedup();
+    (fitting, refused)
 }
 
 /// The trace in the order that is mainly studied, filters applied: what an export should hold.

@@ -49,7 +49,7 @@ pub fn text(report: &Report) -> String {
     if let Some(measured) = &report.measured {
         measured_text(&mut out, measured);
     }
-    if !report.prefetch.is_empty() {
+    if !(report.prefetch.is_empty() && report.prefetch_refused.is_empty()) {
         heading(&mut out, PREFETCH_HEADING);
         for words in prefetch_words(report) {
             line(&mut out, &words);
@@ -57,6 +57,9 @@ pub fn text(report: &Report) -> String {
         out.push('\n');
         let (header, rows) = prefetch_table(&report.prefetch);
         columns(&mut out, &header, &rows);
+        for refused in &report.prefetch_refused {
+            line(&mut out, &format!("refused: {refused}"));
+        }
     }
     for run in &report.recorded_runs {
         heading(&mut out, "Recorded run");
