@@ -39,6 +39,15 @@ pub fn text_error(error: TextError) -> CommandError {
     CommandError::new(error, Exit::BadInput)
 }
 
+/// An input's name in messages.
+#[must_use]
+pub fn name_of(path: &Path) -> String {
+    if path.as_os_str() == STDIN {
+        return "stdin".to_owned();
+    }
+    path.display().to_string()
+}
+
 /// The whole of a file, or of stdin for `-`. Nothing is taken off: neither a byte-order mark nor
 /// the last line end.
 ///
@@ -46,11 +55,7 @@ pub fn text_error(error: TextError) -> CommandError {
 /// It is missing, unreadable, too large, or not UTF-8 (3, naming the first wrong byte).
 pub fn read_text(path: &Path) -> Result<String, CommandError> {
     let from_stdin = path.as_os_str() == STDIN;
-    let name = if from_stdin {
-        "stdin".to_owned()
-    } else {
-        path.display().to_string()
-    };
+    let name = name_of(path);
     let refuse = |what: String| {
         let error = anyhow::anyhow!("{name}: {what}");
         CommandError::new(error, Exit::BadInput)

@@ -8,7 +8,7 @@ use clap::Args;
 use super::generate::eprint_text;
 use super::output::{self, CommandError, Format};
 use super::sizes::parse_id;
-use super::text_input::{SpecialArg, read_text, text_error};
+use super::text_input::{SpecialArg, name_of, read_text, text_error};
 use crate::exit::Exit;
 use crate::generate::report::join;
 use crate::text::{K3_RANKS, K3_VOCABULARY, Special, Tokenizer, UNICODE_VERSION};
@@ -72,7 +72,7 @@ pub fn run(args: &TokenizeArgs) -> Result<Exit, CommandError> {
 }
 
 fn bad_ids(args: &TokenizeArgs, what: &str) -> CommandError {
-    let error = anyhow::anyhow!("{}: {what}", args.input.display());
+    let error = anyhow::anyhow!("{}: {what}", name_of(&args.input));
     CommandError::new(error, Exit::BadInput).hint(format!(
         "ids are decimal numbers below {K3_VOCABULARY}, with a comma or white space between them"
     ))

@@ -71,3 +71,50 @@ fn before_a_word(text: &str, found: Range<usize>) -> Range<usize> {
     }
     found.start..found.end - last.len_utf8()
 }
+
+/// Parts of a text, of at least `least_bytes` where it can be cut, that give the pieces of the
+/// whole when each is split by itself.
+///
+/// A cut may be made before white space that is no line end and comes after something else: no
+/// alternative takes both, none looks back, and the one that looks ahead takes white space only.
+/// And behind the last line end of white space: with a line end in it, `\s*[\r\n]+` is what takes
+/// it, and that ends there.
+pub fn apart(text: &str, least_bytes: usize) -> impl Iterator<Item = &str> {
+    let mut rest = text;
+    std::iter::from_fn(move || {
+        if rest.is_empty() {
+            return None;
+        }
+        let (part, others) = rest.split_at(cut(rest, least_bytes.max(1)));
+        rest = others;
+        Some(part)
+    })
+}
+
+/// The first place from `least_bytes` on where a text may be cut; its end if there is none.
+fn cut(text: &str, least_bytes: usize) -> usize {
+    let mut from = least_bytes.min(text.len());
+    while !text.is_char_boundary(from) {
+        from += 1;
+    }
+    let ends_line = |c: char| c == '\r' || c == '\n';
+    let Some(mut before) = text[..from].chars().next_back() else {
+        return text.len();
+    };
+    for (at, c) in text[from..].char_indices() {
+        let at = from + at;
+        let last_of_its_run = || {
+            let mut white = text[at..].chars().take_while(|c| c.is_whitespace());
+            !white.any(ends_line)
+        };
+        let may = match (before.is_whitespace(), c.is_whitespace()) {
+            (false, true) => !ends_line(c),
+            _ => ends_line(before) && last_of_its_run(),
+        };
+        if may {
+            return at;
+        }
+        before = c;
+    }
+    text.len()
+}
