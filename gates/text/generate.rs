@@ -1,0 +1,293 @@
+//! Text in and out of `generate`, on a synthetic model with K3's vocabulary: its text means
+//! nothing, so what is checked is that it is the text of the ids, and the ids those of the prompt.
+
+use std::fs;
+use std::io::Read as _;
+use std::os::unix::fs::FileExt as _;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+
+use k3_verify::checkpoint::Checkpoint;
+use k3_verify::text::{K3_RANKS, K3_VOCABULARY, Special};
+use serde_json::Value;
+
+use super::make::{built_in, bytes_and, plain, rank_file, write_folder};
+use super::support::{arg, expect, fixture};
+use super::widen::widen_vocabulary;
+
+const PROMPT: &str = "Hello \u{4e16}\u{754c}<|open|>";
+
+/// A model with K3's vocabulary, in a folder that goes away with it.
+struct Model {
+    _folder: tempfile::TempDir,
+    path: PathBuf,
+}
+
+impl Model {
+    /// Drawn weights: any id may come out.
+    fn drawn() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model");
+        expect(
+            &["synth", arg(&path), "--shape", "tiny", "--vocab", "163840"],
+            0,
+        );
+        Self {
+            _folder: folder,
+            path,
+        }
+    }
+
+    /// The tiny oracle, whose 256 ids are the single bytes of K3's vocabulary; what else has an id
+    /// is a row of zeros. Quickly made, and its text is full of halves of characters.
+    fn bytes() -> Self {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("model");
+        widen_vocabulary(&fixture("tiny/model"), &path, K3_VOCABULARY);
+        Self {
+            _folder: folder,
+            path,
+        }
+    }
+
+    /// Arguments of `generate` on it.
+    fn generate<'a>(&'a self, arguments: &[&'a str]) -> Vec<&'a str> {
+        [&["generate", "--model", arg(&self.path)], arguments].concat()
+    }
+
+    fn run(&self, arguments: &[&str], code: i32) -> (String, String) {
+        expect(&self.generate(arguments), code)
+    }
+
+    fn report(&self, arguments: &[&str]) -> Value {
+        let arguments = [arguments, &["--format", "json"]].concat();
+        serde_json::from_str(&self.run(&arguments, 0).0).unwrap()
+    }
+}
+
+fn ids(value: &Value) -> Vec<u32> {
+    let ids = value.as_array().unwrap().iter();
+    ids.map(|id| id.as_u64().unwrap() as u32).collect()
+}
+
+fn text_of(ids: &[u32]) -> String {
+    String::from_utf8_lossy(&built_in().decode(ids).unwrap()).into_owned()
+}
+
+fn typed(ids: &[u32]) -> String {
+    let ids: Vec<String> = ids.iter().map(u32::to_string).collect();
+    ids.join(",")
+}
+
+/// A prompt is its ids, to the bit of the logits; what streams is the text of the generated ids,
+/// the same as in the report; the peak keeps to a plan with a line for the tokenizer.
+#[test]
+fn text_in_and_out() {
+    let model = Model::drawn();
+    let prompt = plain(built_in(), PROMPT);
+    let (one, other) = (model.path.join("one"), model.path.join("other"));
+    let common = ["--gen", "12", "--dump-logits"];
+    let by_text = [
+        "--prompt",
+        PROMPT,
+        common[0],
+        common[1],
+        common[2],
+        arg(&one),
+    ];
+    let streamed = model.run(&by_text, 0).0;
+    let ids_typed = typed(&prompt);
+    let by_ids = [
+        "--ids",
+        &ids_typed,
+        common[0],
+        common[1],
+        common[2],
+        arg(&other),
+    ];
+    let report = model.report(&by_ids);
+    assert_eq!(fs::read(&one).unwrap(), fs::read(&other).unwrap());
+    assert_eq!(ids(&report["prompt_ids"]), prompt);
+    let generated = ids(&report["generated_ids"]);
+    assert_eq!(generated.len(), 12);
+    assert_eq!(streamed, text_of(&generated));
+    assert_eq!(report["generated_text"], streamed.as_str());
+    assert_eq!(report["settings"]["vocabulary_of_text"], "built in");
+    assert_eq!(report["peak"]["within"], true, "{}", report["peak"]);
+    let lines = report["plan"]["components"].as_array().unwrap();
+    assert!(lines.iter().any(|line| line["name"] == "tokenizer"));
+    // A stop id is kept, and so is its text.
+    let stop = generated[4].to_string();
+    let stopped = model
+        .run(&["--ids", &ids_typed, "--gen", "12", "--stop-id", &stop], 0)
+        .0;
+    assert_eq!(stopped, text_of(&generated[..5]));
+    assert_eq!(model.run(&["--ids", &ids_typed, "--gen", "0"], 0).0, "");
+}
+
+/// A file's prompt is taken byte for byte, markers are tokens only where asked, and a report folder
+/// has the text.
+#[test]
+fn prompts_from_files() {
+    let model = Model::bytes();
+    let file = model.path.join("prompt");
+    let prompted = |text: &str, arguments: &[&str]| {
+        fs::write(&file, text).unwrap();
+        let given = ["--prompt-file", arg(&file), "--gen", "1"];
+        ids(&model.report(&[&given, arguments].concat())["prompt_ids"])
+    };
+    let text = format!("\u{feff}{PROMPT}\r\n");
+    assert_eq!(prompted(&text, &[]), plain(built_in(), &text));
+    let tokens = built_in().encode(&text, Special::Token);
+    assert!(tokens.contains(&163_587));
+    assert_eq!(prompted(&text, &["--special", "token"]), tokens);
+    let out = model.path.join("out");
+    let streamed = model
+        .run(&["--prompt", "a", "--gen", "3", "--out", arg(&out)], 0)
+        .0;
+    let report = fs::read_to_string(out.join("report.txt")).unwrap();
+    assert!(
+        report.contains(&format!("generated text: {streamed:?}")),
+        "{report}"
+    );
+    assert!(
+        fs::read_to_string(out.join("report.html"))
+            .unwrap()
+            .contains("generated text: ")
+    );
+    fs::write(&file, b"ab\xff").unwrap();
+    let stderr = model.run(&["--prompt-file", arg(&file)], 3).1;
+    assert!(
+        stderr.contains("prompt: byte 2: expected UTF-8"),
+        "{stderr}"
+    );
+    model.run(&["--prompt-file", "/no/such/file"], 3);
+    fs::write(&file, "").unwrap();
+    model.run(&["--prompt-file", arg(&file)], 2);
+    model.run(&["--prompt", ""], 2);
+    model.run(&["--prompt", "a", "--tf-check"], 2);
+    let forced = model.run(&["--prompt", PROMPT, "--tf-check"], 0).0;
+    let positions = plain(built_in(), PROMPT).len() - 1;
+    assert!(forced.ends_with(&format!(" of {positions}\n")), "{forced}");
+}
+
+/// The model's own files come before the built-in vocabulary, `--tokenizer` before both; files that
+/// are damaged or not K3's are refused, never passed over.
+#[test]
+fn whose_vocabulary() {
+    let model = Model::bytes();
+    let tokens = (0..K3_RANKS as u32).map(|id| built_in().decode(&[id]).unwrap());
+    let ranks = rank_file(&tokens.collect::<Vec<_>>());
+    let config = r#"{"added_tokens_decoder":{"163584":{"content":"[BOS]"}}}"#;
+    write_folder(&model.path, &ranks, config);
+    let report = model.report(&["--prompt", PROMPT, "--gen", "2"]);
+    assert_eq!(
+        report["settings"]["vocabulary_of_text"],
+        "the model's folder"
+    );
+    assert_eq!(ids(&report["prompt_ids"]), plain(built_in(), PROMPT));
+    assert_eq!(report["peak"]["within"], true, "{}", report["peak"]);
+    let other = model.path.join("other");
+    write_folder(&other, &rank_file(&bytes_and(&[])), config);
+    let stderr = model.run(&["--ids", "1", "--tokenizer", arg(&other)], 3).1;
+    assert!(
+        stderr.contains("expected K3's 163584 ranks, got 256"),
+        "{stderr}"
+    );
+    fs::remove_file(model.path.join("tokenizer_config.json")).unwrap();
+    let stderr = model.run(&["--ids", "1", "--gen", "1"], 3).1;
+    assert!(
+        stderr.contains("tokenizer_config.json: no such file"),
+        "{stderr}"
+    );
+    assert!(stderr.contains("hint: --tokenizer DIR"), "{stderr}");
+}
+
+/// A run that fails on the way: what has streamed stands, one error line, the code as before.
+#[test]
+fn what_has_streamed_stands() {
+    let model = Model::bytes();
+    let first = ids(&model.report(&["--ids", "5,6,7", "--gen", "1"])["generated_ids"]);
+    let checkpoint = Checkpoint::open(&model.path).unwrap();
+    let table = checkpoint
+        .tensors()
+        .find(|tensor| tensor.name.ends_with("embed_tokens.weight"))
+        .unwrap();
+    let row_bytes = table.byte_len / table.shape[0] as u64;
+    let shard = checkpoint.shard_path(table.shard);
+    let file = fs::OpenOptions::new().write(true).open(shard).unwrap();
+    let nan = [0xC0, 0x7F].repeat(row_bytes as usize / 2);
+    file.write_all_at(&nan, table.offset + u64::from(first[0]) * row_bytes)
+        .unwrap();
+    let (stdout, stderr) = model.run(&["--ids", "5,6,7", "--gen", "5"], 1);
+    assert_eq!(stdout, text_of(&first));
+    let errors = stderr.lines().filter(|line| line.starts_with("error: "));
+    assert_eq!(errors.count(), 1, "{stderr}");
+}
+
+/// A reader that leaves ends a run that is for it alone, without a word.
+#[test]
+fn a_closed_pipe_ends_the_run() {
+    let model = Model::bytes();
+    let steps = 400;
+    let count = steps.to_string();
+    let mut child = Command::new(env!("CARGO_BIN_EXE_k3-verify"))
+        .args(model.generate(&["--prompt", PROMPT, "--gen", &count]))
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    let mut stdout = child.stdout.take().unwrap();
+    stdout.read_exact(&mut [0; 1]).unwrap();
+    drop(stdout);
+    let output = child.wait_with_output().unwrap();
+    let stderr = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(0), "{stderr}");
+    assert!(!stderr.contains("error"), "{stderr}");
+    assert!(
+        stderr.lines().count() < steps / 2,
+        "{}",
+        stderr.lines().count()
+    );
+}
+
+/// Text for a vocabulary that is not K3's, two prompts or none: refused before any work.
+#[test]
+fn text_needs_k3s_vocabulary() {
+    let tiny = fixture("tiny/model");
+    let run = |arguments: &[&str]| {
+        expect(
+            &[&["generate", "--model", arg(&tiny)], arguments].concat(),
+            2,
+        )
+        .1
+    };
+    for option in ["--prompt", "--prompt-file", "--tokenizer"] {
+        let ids: &[&str] = if option == "--tokenizer" {
+            &["--ids", "1"]
+        } else {
+            &[]
+        };
+        let stderr = run(&[&[option, "/no/such/file"], ids].concat());
+        assert!(
+            stderr.contains(option) && stderr.contains("163840"),
+            "{stderr}"
+        );
+        assert!(
+            stderr.contains("got vocab_size 256") && stderr.contains("--ids"),
+            "{stderr}"
+        );
+    }
+    for wrong in [
+        &[][..],
+        &["--ids", "1", "--prompt", "a"],
+        &["--ids", "1", "--prompt-file", "a"],
+        &["--prompt", "a", "--prompt-file", "a"],
+        &["--ids", "1", "--special", "token"],
+        &["--prompt", "a", "--special", "yes"],
+        &["--ids", "1", "--chat"],
+    ] {
+        run(wrong);
+    }
+    assert!(Path::new(&tiny).is_dir());
+}
