@@ -1,5 +1,5 @@
-//! Text in and out of `generate`, on a synthetic model with K3's vocabulary: its text means
-//! nothing, so what is checked is that it is the text of the ids, and the ids those of the prompt.
+//! Text in and out of `generate`, on the tiny oracle with K3's vocabulary: its text means nothing,
+//! so what is checked is that it is the text of the ids, and the ids those of the prompt.
 
 use std::fs;
 use std::io::Read as _;
@@ -15,6 +15,8 @@ use super::make::{built_in, bytes_and, plain, rank_file, write_folder};
 use super::support::{arg, expect, fixture};
 use super::widen::widen_vocabulary;
 
+/// Ids of the tiny oracle.
+const BYTES: usize = 256;
 const PROMPT: &str = "Hello \u{4e16}\u{754c}<|open|>";
 
 /// A model with K3's vocabulary, in a folder that goes away with it.
@@ -24,20 +26,6 @@ struct Model {
 }
 
 impl Model {
-    /// Drawn weights: any id may come out.
-    fn drawn() -> Self {
-        let folder = tempfile::tempdir().unwrap();
-        let path = folder.path().join("model");
-        expect(
-            &["synth", arg(&path), "--shape", "tiny", "--vocab", "163840"],
-            0,
-        );
-        Self {
-            _folder: folder,
-            path,
-        }
-    }
-
     /// The tiny oracle, whose 256 ids are the single bytes of K3's vocabulary; what else has an id
     /// is a row of zeros. Quickly made, and its text is full of halves of characters.
     fn bytes() -> Self {
@@ -48,6 +36,32 @@ impl Model {
             _folder: folder,
             path,
         }
+    }
+
+    /// The tiny oracle with its ids spread over K3's vocabulary: what it answers is known, and each
+    /// id is a token of several bytes.
+    fn spread() -> Self {
+        let model = Self::bytes();
+        let checkpoint = Checkpoint::open(&model.path).unwrap();
+        let path = model.path.join("model.safetensors");
+        let file = fs::OpenOptions::new().write(true).open(path).unwrap();
+        for table in ["embed_tokens.weight", "lm_head.weight"] {
+            let tensor = checkpoint
+                .tensors()
+                .find(|tensor| tensor.name.ends_with(table));
+            let tensor = tensor.unwrap();
+            let row_bytes = tensor.byte_len as usize / K3_VOCABULARY;
+            let rows = checkpoint.read(tensor.name).unwrap();
+            let rows = &rows[..BYTES * row_bytes];
+            file.write_all_at(&vec![0; rows.len()], tensor.offset)
+                .unwrap();
+            for (id, row) in (0..).zip(rows.chunks_exact(row_bytes)) {
+                let place = spread(&[id])[0] as usize * row_bytes;
+                file.write_all_at(row, tensor.offset + place as u64)
+                    .unwrap();
+            }
+        }
+        model
     }
 
     /// Arguments of `generate` on it.
@@ -63,6 +77,17 @@ impl Model {
         let arguments = [arguments, &["--format", "json"]].concat();
         serde_json::from_str(&self.run(&arguments, 0).0).unwrap()
     }
+}
+
+/// Where the oracle's ids lie in [`Model::spread`].
+fn spread(ids: &[u32]) -> Vec<u32> {
+    ids.iter().map(|id| 1000 + 500 * id).collect()
+}
+
+/// Ids of the oracle's answers.
+fn oracle_ids(key: &str) -> Vec<u32> {
+    let expected = fs::read(fixture("tiny/expected.json")).unwrap();
+    ids(&serde_json::from_slice::<Value>(&expected).unwrap()[key])
 }
 
 fn ids(value: &Value) -> Vec<u32> {
@@ -83,33 +108,31 @@ fn typed(ids: &[u32]) -> String {
 /// the same as in the report; the peak keeps to a plan with a line for the tokenizer.
 #[test]
 fn text_in_and_out() {
-    let model = Model::drawn();
-    let prompt = plain(built_in(), PROMPT);
+    let model = Model::spread();
     let (one, other) = (model.path.join("one"), model.path.join("other"));
-    let common = ["--gen", "12", "--dump-logits"];
-    let by_text = [
-        "--prompt",
-        PROMPT,
-        common[0],
-        common[1],
-        common[2],
-        arg(&one),
-    ];
-    let streamed = model.run(&by_text, 0).0;
-    let ids_typed = typed(&prompt);
+    let prompt = plain(built_in(), PROMPT);
+    let typed_prompt = typed(&prompt);
+    let by_text = ["--prompt", PROMPT, "--gen", "3", "--dump-logits", arg(&one)];
+    let by_text = model.run(&by_text, 0).0;
     let by_ids = [
         "--ids",
-        &ids_typed,
-        common[0],
-        common[1],
-        common[2],
+        &typed_prompt,
+        "--gen",
+        "3",
+        "--dump-logits",
         arg(&other),
     ];
     let report = model.report(&by_ids);
     assert_eq!(fs::read(&one).unwrap(), fs::read(&other).unwrap());
     assert_eq!(ids(&report["prompt_ids"]), prompt);
+    assert_eq!(report["generated_text"], by_text.as_str());
+    // Where the oracle has an answer.
+    let oracle = |key: &str| spread(&oracle_ids(key));
+    let ids_typed = typed(&oracle("prompt_ids"));
+    let streamed = model.run(&["--ids", &ids_typed, "--gen", "12"], 0).0;
+    let report = model.report(&["--ids", &ids_typed, "--gen", "12"]);
     let generated = ids(&report["generated_ids"]);
-    assert_eq!(generated.len(), 12);
+    assert_eq!(generated, oracle("greedy_ids")[..12]);
     assert_eq!(streamed, text_of(&generated));
     assert_eq!(report["generated_text"], streamed.as_str());
     assert_eq!(report["settings"]["vocabulary_of_text"], "built in");
@@ -123,6 +146,20 @@ fn text_in_and_out() {
         .0;
     assert_eq!(stopped, text_of(&generated[..5]));
     assert_eq!(model.run(&["--ids", &ids_typed, "--gen", "0"], 0).0, "");
+}
+
+/// Half a character waits for its other half, and none is left out at the end.
+#[test]
+fn d02_halves_of_characters_in_a_run() {
+    let model = Model::bytes();
+    let prompt = typed(&oracle_ids("prompt_ids"));
+    let streamed = model.run(&["--ids", &prompt, "--gen", "20"], 0).0;
+    let greedy = oracle_ids("greedy_ids");
+    assert!(
+        streamed.contains('\u{fffd}'),
+        "no half in {greedy:?}: choose another model"
+    );
+    assert_eq!(streamed, text_of(&greedy));
 }
 
 /// A file's prompt is taken byte for byte, markers are tokens only where asked, and a report folder

@@ -1,4 +1,5 @@
-//! `generate`: text or ids in, text or ids out, under a memory budget, from the shards or a packed trunk.
+//! `generate`: text or ids in, text or ids out, under a memory budget, from the shards or a packed
+//! trunk.
 
 mod arguments;
 mod planning;
@@ -25,6 +26,7 @@ use crate::kernels::path::KernelPath;
 use crate::memory::MemoryPlan;
 use crate::model::{Contract, EngineError, EngineOptions, EngineSequence};
 use crate::stream::{ModelError, ModelFiles, StreamOptions, StreamedEngine};
+use arguments::enough_to_check;
 pub use arguments::{GenerateArgs, ModelArgs, usage};
 pub use planning::plan;
 use planning::streams_vocabulary;
@@ -94,9 +96,9 @@ pub fn run(args: &GenerateArgs) -> Result<Exit, CommandError> {
     let files = ModelFiles::open(&*operations, &folder, layers, trunk);
     let files = files.map_err(|error| model_error(&error))?;
     say_layers(&files);
+    let text = RunText::open(args, &folder, files.config.vocab_size)?;
     let identity = identity(args, &files)?;
     let saved = open_state(args, &files, identity)?;
-    let text = RunText::open(args, &folder, files.config.vocab_size)?;
     let request = request(args, &files, text.as_ref(), saved.as_ref())?;
     let prepared = Prepared {
         start,
@@ -200,10 +202,7 @@ fn execute(args: &GenerateArgs, prepared: Prepared) -> Result<Exit, CommandError
         generated_text: generated.transpose()?,
         stopped_by: computed.generated.stopped_by,
         teacher_forcing: computed.forced,
-        settings: Settings {
-            vocabulary_of_text: text.as_ref().map(|text| text.source),
-            ..settings(args, &files, &streamed, &operations, options)
-        },
+        settings: settings(args, &files, &streamed, text.as_ref(), &operations, options),
         totals: totals(&streamed, &steps),
         steps,
         peak: peak(&plan),
@@ -392,9 +391,8 @@ fn request(
             "the prompt is empty: there is nothing to go on from".to_owned(),
         ));
     }
-    if args.tf_check && given.len() < 2 {
-        let got = given.len();
-        return Err(usage(format!("--tf-check needs at least 2 ids, got {got}")));
+    if args.tf_check {
+        enough_to_check(given.len())?;
     }
     let outside = |id: &&u32| **id as usize >= vocabulary;
     if let Some(id) = given.iter().chain(&args.stop_id).find(outside) {
@@ -466,6 +464,7 @@ fn settings(
     args: &GenerateArgs,
     files: &ModelFiles,
     streamed: &StreamedEngine<Contract>,
+    text: Option<&RunText>,
     operations: &Contract,
     options: EngineOptions,
 ) -> Settings {
@@ -483,7 +482,7 @@ fn settings(
         full_recompute: args.full_recompute,
         packed_trunk: args.model.trunk.is_some(),
         streamed_vocabulary: streams_vocabulary(&args.model),
-        vocabulary_of_text: None,
+        vocabulary_of_text: text.map(|text| text.source),
         kernel_path: KernelPath::name(operations.path),
         direct_reads: read.all(|file| file.is_direct()),
     }

@@ -123,6 +123,17 @@ pub struct GenerateArgs {
     pub output: OutputArgs,
 }
 
+/// Teacher forcing compares each id with the choice before it.
+///
+/// # Errors
+/// Fewer than two.
+pub fn enough_to_check(ids: usize) -> Result<(), CommandError> {
+    if ids < 2 {
+        return Err(usage(format!("--tf-check needs at least 2 ids, got {ids}")));
+    }
+    Ok(())
+}
+
 /// A usage error.
 pub fn usage(text: String) -> CommandError {
     CommandError::new(anyhow::anyhow!(text), Exit::Usage)
@@ -158,7 +169,10 @@ impl GenerateArgs {
             let error = usage("no prompt".to_owned());
             return Err(error.hint("give --prompt TEXT, --prompt-file FILE or --ids 1,2,3"));
         }
-        Ok(())
+        match &self.ids {
+            Some(ids) if self.tf_check => enough_to_check(ids.0.len()),
+            _ => Ok(()),
+        }
     }
 
     /// The option that needs K3's vocabulary, if one does.
