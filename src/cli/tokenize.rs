@@ -152,9 +152,11 @@ fn json(
     tokenizer: &Tokenizer,
     result: &serde_json::Value,
 ) -> Result<Vec<u8>, CommandError> {
+    let folder = args.tokenizer.as_ref();
+    let folder = folder.map_or("built-in".to_owned(), |folder| folder.display().to_string());
     let mut report = serde_json::json!({
         "schema": SCHEMA,
-        "tokenizer": args.tokenizer.as_ref().map_or("built-in".to_owned(), |folder| folder.display().to_string()),
+        "tokenizer": folder,
         "ranks": tokenizer.ranks(),
         "unicode": UNICODE_VERSION,
     });

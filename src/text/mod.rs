@@ -113,7 +113,7 @@ impl Tokenizer {
     /// Every variant of [`TextError`] that names a file.
     pub fn open(folder: &Path) -> Result<Self, TextError> {
         let table = RankTable::read(&folder.join(ranks::FILE_NAME))?;
-        let markers = Markers::read(&folder.join(markers::FILE_NAME), table.len())?;
+        let markers = Markers::read(&folder.join(markers::FILE_NAME), table.count())?;
         Ok(Self::of_table(table, markers))
     }
 
@@ -131,7 +131,7 @@ impl Tokenizer {
     pub fn ranks(&self) -> usize {
         match &self.encoder {
             Encoder::BuiltIn(_) => K3_RANKS,
-            Encoder::Table(table) => table.len(),
+            Encoder::Table(table) => table.count(),
         }
     }
 
@@ -194,7 +194,7 @@ impl Tokenizer {
         }
         match &self.encoder {
             Encoder::BuiltIn(core) if (id as usize) < K3_RANKS => bytes.extend(core.decode(&[id])),
-            Encoder::Table(table) if (id as usize) < table.len() => {
+            Encoder::Table(table) if (id as usize) < table.count() => {
                 bytes.extend_from_slice(table.token(id));
             }
             _ => {

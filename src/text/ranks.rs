@@ -106,19 +106,13 @@ impl RankTable {
         }
     }
 
-    /// Number of tokens.
+    /// Number of tokens: their ranks are 0 to this less 1.
     #[must_use]
-    pub fn len(&self) -> usize {
+    pub fn count(&self) -> usize {
         self.ends.len()
     }
 
-    /// Whether there are none; there always are 256.
-    #[must_use]
-    pub fn is_empty(&self) -> bool {
-        self.ends.is_empty()
-    }
-
-    /// Bytes of the token of a rank below [`RankTable::len`].
+    /// Bytes of the token of a rank below [`RankTable::count`].
     #[must_use]
     pub fn token(&self, rank: u32) -> &[u8] {
         let rank = rank as usize;

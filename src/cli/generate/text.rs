@@ -1,4 +1,5 @@
-//! Text of a run: whose vocabulary it is read by, the prompt's ids, what is generated as it is made.
+//! Text of a run: whose vocabulary it is read by, the prompt's ids, and what is generated, as it is
+//! made.
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
