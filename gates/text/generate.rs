@@ -160,6 +160,20 @@ fn d02_halves_of_characters_in_a_run() {
         "no half in {greedy:?}: choose another model"
     );
     assert_eq!(streamed, text_of(&greedy));
+    // A run that ends in the middle of a character.
+    let in_the_middle = |count: &usize| {
+        let bytes = built_in().decode(&greedy[..*count]).unwrap();
+        std::str::from_utf8(bytes.utf8_chunks().last().unwrap().invalid())
+            .is_err_and(|error| error.error_len().is_none())
+    };
+    let count = (1..=greedy.len())
+        .find(in_the_middle)
+        .expect("a half at some end");
+    let streamed = model
+        .run(&["--ids", &prompt, "--gen", &count.to_string()], 0)
+        .0;
+    assert!(streamed.ends_with('\u{fffd}'));
+    assert_eq!(streamed, text_of(&greedy[..count]));
 }
 
 /// A file's prompt is taken byte for byte, markers are tokens only where asked, and a report folder

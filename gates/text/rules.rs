@@ -244,7 +244,11 @@ fn characters() -> impl Strategy<Value = char> {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig::with_cases(400))]
+    #![proptest_config(ProptestConfig {
+        cases: 400,
+        failure_persistence: None,
+        ..ProptestConfig::default()
+    })]
 
     /// Two encoders written apart give the same ids for any text, and the text comes back.
     #[test]

@@ -49,6 +49,8 @@ fn d02_the_end_is_flushed() {
 }
 
 proptest! {
+    #![proptest_config(ProptestConfig { failure_persistence: None, ..ProptestConfig::default() })]
+
     /// However bytes are cut into tokens, the chunks joined are the decode of the whole.
     #[test]
     fn d02_the_chunks_are_the_whole(
