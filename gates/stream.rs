@@ -26,3 +26,5 @@ mod memory;
 mod pack;
 #[path = "stream/state.rs"]
 mod state;
+#[path = "support/widen.rs"]
+mod widen;

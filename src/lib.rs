@@ -26,3 +26,4 @@ pub mod stages;
 pub mod stream;
 pub mod synth;
 pub mod tensor_file;
+pub mod text;

@@ -5,7 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::make::{binary, expect, ids, text, tiny, typed, widen_vocabulary};
+use super::make::{binary, expect, ids, text, tiny, typed};
+use super::widen::widen_vocabulary;
 
 /// Where control groups are mounted.
 const ROOT: &str = "/sys/fs/cgroup";

@@ -212,7 +212,7 @@ fn e05_memory_limits_refuse_and_run() {
 fn e07_the_measured_peak_is_the_planned_one() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("wide");
-    super::make::widen_vocabulary(&tiny(), &model, 400_000);
+    super::widen::widen_vocabulary(&tiny(), &model, 400_000);
     let report = |arguments: &[&str]| {
         let mut command = super::make::binary();
         command.arg("generate").arg("--model").arg(&model);

@@ -1,6 +1,9 @@
-//! `generate`: ids in, ids out, under a memory budget, from the shards or a packed trunk.
+//! `generate`: text or ids in, text or ids out, under a memory budget, from the shards or a packed
+//! trunk.
 
 mod arguments;
+mod planning;
+mod text;
 mod watch;
 
 use std::io::Write as _;
@@ -20,15 +23,15 @@ use crate::host::interrupt::Interrupt;
 use crate::host::memory;
 use crate::host::provenance::{Provenance, default_threads};
 use crate::kernels::path::KernelPath;
-use crate::memory::plan::LimitOf;
-use crate::memory::{MemoryPlan, Wishes, presets};
+use crate::memory::MemoryPlan;
 use crate::model::{Contract, EngineError, EngineOptions, EngineSequence};
 use crate::stream::{ModelError, ModelFiles, StreamOptions, StreamedEngine};
+use arguments::enough_to_check;
 pub use arguments::{GenerateArgs, ModelArgs, usage};
+pub use planning::plan;
+use planning::streams_vocabulary;
+use text::{RunText, TextOutput};
 use watch::{Outputs, RunWatch};
-
-/// Share of the free memory that is used when nobody says how much: the rest is for others.
-const UNASKED_SHARE: f64 = 0.95;
 
 /// How the command ends for an error of the engine.
 #[must_use]
@@ -62,79 +65,6 @@ fn state_error(error: &StateError) -> CommandError {
     CommandError::new(anyhow::anyhow!("{error}"), Exit::BadInput)
 }
 
-/// Wishes of the options: a preset's, then those given one by one.
-#[must_use]
-pub fn wishes(args: &ModelArgs) -> Wishes {
-    let preset = args.preset.as_deref().and_then(presets::named);
-    let bytes = |gigabytes: f64| (gigabytes * 1e9) as u64;
-    let slots = args.expert_slots.map(|slots| slots as usize);
-    let preset_experts = preset.filter(|_| slots.is_none());
-    Wishes {
-        trunk_bytes: args
-            .trunk_gb
-            .or_else(|| preset.map(|preset| bytes(preset.trunk_gb))),
-        expert_bytes: args
-            .cache_gb
-            .or_else(|| preset_experts.map(|preset| bytes(preset.expert_gb))),
-        expert_slots: slots,
-        ring_slots: args.ring.map(|slots| slots as usize),
-    }
-}
-
-/// The plan for a run over `positions` positions, or the refusal.
-///
-/// # Errors
-/// Exit 5 with both numbers.
-pub fn plan(
-    args: &ModelArgs,
-    files: &ModelFiles,
-    positions: usize,
-    logit_rows: usize,
-) -> Result<MemoryPlan, CommandError> {
-    let mut demand = files.demand(
-        positions,
-        (args.prefill_chunk as usize).min(positions.max(1)),
-    );
-    demand.logit_rows = logit_rows;
-    demand.streams_vocabulary = streams_vocabulary(args);
-    // What the process already holds is in the plan and no longer in what the machine has.
-    let held = memory::resident_bytes().unwrap_or(0);
-    let machine = memory::available().bytes().map(|bytes| bytes + held);
-    let wishes = wishes(args);
-    let limit = match (args.memory, machine) {
-        (Some(asked), Some(machine)) => Some(asked.min(machine)),
-        (asked, machine) => asked.or(machine),
-    };
-    let unasked = match (args.memory, machine) {
-        (None, Some(machine)) => Some((machine as f64 * UNASKED_SHARE) as u64),
-        _ => limit,
-    };
-    let planned = demand
-        .plan(&wishes, unasked)
-        .or_else(|_| demand.plan(&wishes, limit));
-    planned.map_err(|refusal| {
-        let hint = match refusal.limit_of {
-            LimitOf::Trunk => {
-                "the limit is --trunk-gb or the preset's; fewer slots (--ring) need less"
-            }
-            LimitOf::Experts => "the limit is --cache-gb, --expert-slots or the preset's",
-            LimitOf::Process if limit == args.memory => {
-                "the limit is --memory; fewer positions, a smaller chunk or preset ultra need less"
-            }
-            LimitOf::Process => {
-                "the limit is what this machine or its control group has free; fewer positions, a \
-                 smaller chunk or preset ultra need less"
-            }
-        };
-        CommandError::new(refusal, Exit::Refused).hint(hint)
-    })
-}
-
-/// Whether embedding rows and head are read when they are needed.
-fn streams_vocabulary(args: &ModelArgs) -> bool {
-    args.preset.as_deref() == Some(presets::ULTRA)
-}
-
 /// What is there before memory is taken.
 struct Prepared {
     start: Instant,
@@ -143,6 +73,7 @@ struct Prepared {
     files: ModelFiles,
     identity: Option<Identity>,
     saved: Option<SavedState>,
+    text: Option<RunText>,
     request: Request,
     outputs: Outputs,
     interrupt: Interrupt,
@@ -165,9 +96,10 @@ pub fn run(args: &GenerateArgs) -> Result<Exit, CommandError> {
     let files = ModelFiles::open(&*operations, &folder, layers, trunk);
     let files = files.map_err(|error| model_error(&error))?;
     say_layers(&files);
+    let text = RunText::open(args, &folder, files.config.vocab_size)?;
     let identity = identity(args, &files)?;
     let saved = open_state(args, &files, identity)?;
-    let request = request(args, &files, saved.as_ref())?;
+    let request = request(args, &files, text.as_ref(), saved.as_ref())?;
     let prepared = Prepared {
         start,
         folder,
@@ -175,6 +107,7 @@ pub fn run(args: &GenerateArgs) -> Result<Exit, CommandError> {
         files,
         identity,
         saved,
+        text,
         request,
         outputs,
         interrupt,
@@ -193,7 +126,8 @@ fn choose(
     } else {
         1
     };
-    let plan = plan(&args.model, &prepared.files, positions, rows)?;
+    let tokenizer = prepared.text.as_ref().map(|text| text.held_bytes);
+    let plan = plan(&args.model, &prepared.files, positions, rows, tokenizer)?;
     eprint_text(&format!("memory plan\n{}", plan.text()));
     let options = EngineOptions {
         threads: args.threads.map_or_else(default_threads, usize::from),
@@ -217,6 +151,7 @@ fn execute(args: &GenerateArgs, prepared: Prepared) -> Result<Exit, CommandError
         files,
         identity,
         saved,
+        text,
         request,
         interrupt,
         ..
@@ -232,8 +167,12 @@ fn execute(args: &GenerateArgs, prepared: Prepared) -> Result<Exit, CommandError
         loaded.map_err(|error| state_error(&error))?;
     }
     let header = trace_header(&files, &stream, identity);
-    let mut watch = RunWatch::new(&streamed, prepared.outputs, header, interrupt)?;
+    let shown = (TextOutput::new(args, text.as_ref()), args.only_stdout());
+    let mut watch = RunWatch::new(&streamed, prepared.outputs, header, interrupt, shown)?;
     let computed = compute(args, &mut sequence, &request, &mut watch)?;
+    if watch.reader_left() {
+        return Ok(Exit::Conforms);
+    }
     let (steps, pending) = if computed.complete {
         watch.finish()?
     } else {
@@ -248,6 +187,11 @@ fn execute(args: &GenerateArgs, prepared: Prepared) -> Result<Exit, CommandError
     for file in pending {
         file.finish()?;
     }
+    let generated = text.as_ref().filter(|_| !args.tf_check);
+    let generated = generated.map(|text| text.decode(&computed.generated.ids));
+    let mut inputs = vec![prepared.folder.display().to_string()];
+    let vocabulary = text.as_ref().and_then(|text| text.folder.as_ref());
+    inputs.extend(vocabulary.map(|folder| folder.display().to_string()));
     let report = RunReport {
         schema: SCHEMA,
         complete: computed.complete,
@@ -255,18 +199,15 @@ fn execute(args: &GenerateArgs, prepared: Prepared) -> Result<Exit, CommandError
         prompt_ids: request.ids.clone(),
         ids_asked: request.count,
         generated_ids: computed.generated.ids,
+        generated_text: generated.transpose()?,
         stopped_by: computed.generated.stopped_by,
         teacher_forcing: computed.forced,
-        settings: settings(args, &files, &streamed, &operations, options),
+        settings: settings(args, &files, &streamed, text.as_ref(), &operations, options),
         totals: totals(&streamed, &steps),
         steps,
         peak: peak(&plan),
         plan,
-        provenance: Provenance::since(
-            prepared.start,
-            options.threads,
-            vec![prepared.folder.display().to_string()],
-        ),
+        provenance: Provenance::since(prepared.start, options.threads, inputs),
     };
     eprint_text(&report.summary());
     deliver(args, &report, saved)
@@ -366,7 +307,8 @@ fn deliver(args: &GenerateArgs, report: &RunReport, saved: bool) -> Result<Exit,
         // Half of the ids asked for are no result: they are in the error line and the report.
         return Err(interrupted(args, report, saved));
     }
-    if args.output.format == Format::Json {
+    if args.output.format == Format::Json || report.generated_text.is_some() {
+        // Text went out as it was made.
         return Ok(Exit::Conforms);
     }
     let mut stdout = std::io::stdout().lock();
@@ -437,10 +379,21 @@ fn open_state(
 fn request(
     args: &GenerateArgs,
     files: &ModelFiles,
+    text: Option<&RunText>,
     saved: Option<&SavedState>,
 ) -> Result<Request, CommandError> {
     let vocabulary = files.config.vocab_size;
-    let given = args.ids.as_ref().map_or(&[][..], |ids| &ids.0);
+    let prompt = text.map(|text| text.prompt(args)).transpose()?.flatten();
+    let typed = args.ids.as_ref().map(|ids| &ids.0[..]);
+    let given = typed.or(prompt.as_deref()).unwrap_or_default();
+    if given.is_empty() && saved.is_none() {
+        return Err(usage(
+            "the prompt is empty: there is nothing to go on from".to_owned(),
+        ));
+    }
+    if args.tf_check {
+        enough_to_check(given.len())?;
+    }
     let outside = |id: &&u32| **id as usize >= vocabulary;
     if let Some(id) = given.iter().chain(&args.stop_id).find(outside) {
         return Err(usage(format!(
@@ -453,7 +406,7 @@ fn request(
     ids.extend_from_slice(given);
     if ids.len() == fed {
         return Err(usage(
-            "every id of the state has been fed: give --ids to go on".to_owned(),
+            "every id of the state has been fed: give --ids or --prompt to go on".to_owned(),
         ));
     }
     Ok(Request {
@@ -511,6 +464,7 @@ fn settings(
     args: &GenerateArgs,
     files: &ModelFiles,
     streamed: &StreamedEngine<Contract>,
+    text: Option<&RunText>,
     operations: &Contract,
     options: EngineOptions,
 ) -> Settings {
@@ -528,6 +482,7 @@ fn settings(
         full_recompute: args.full_recompute,
         packed_trunk: args.model.trunk.is_some(),
         streamed_vocabulary: streams_vocabulary(&args.model),
+        vocabulary_of_text: text.map(|text| text.source),
         kernel_path: KernelPath::name(operations.path),
         direct_reads: read.all(|file| file.is_direct()),
     }

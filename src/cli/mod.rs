@@ -23,6 +23,8 @@ mod plan_layers;
 mod simcache;
 mod sizes;
 mod synth;
+mod text_input;
+mod tokenize;
 
 use std::io::Write as _;
 
@@ -60,7 +62,7 @@ enum Command {
     Evidence(evidence::EvidenceArgs),
     /// Write the shipped fixtures and the tiny oracle to disk
     Export(export::ExportArgs),
-    /// Generate ids under a memory budget, from the shards or a packed trunk
+    /// Generate text or ids under a memory budget, from the shards or a packed trunk
     Generate(Box<generate::GenerateArgs>),
     /// Run `generate` under several memory limits and write the ladder
     Bench(bench::BenchArgs),
@@ -70,6 +72,7 @@ enum Command {
     Check(check::CheckArgs),
     Layers(Box<layers::LayersArgs>),
     Merge(merge::MergeArgs),
+    Tokenize(tokenize::TokenizeArgs),
     /// Before anything is downloaded or run: memory by component, or with RANGE the files, bytes,
     /// memory and time of a run of layers
     Plan(Box<plan::PlanArgs>),
@@ -101,6 +104,7 @@ pub fn main() -> Exit {
         Command::Check(args) => check::run(args),
         Command::Layers(args) => layers::run(args),
         Command::Merge(args) => merge::run(args),
+        Command::Tokenize(args) => tokenize::run(args),
         Command::Completions { shell } => completions(*shell),
     };
     match result {

@@ -10,6 +10,7 @@ use crate::host::memory;
 use crate::memory::plan::in_units;
 use crate::model::Contract;
 use crate::stream::ModelFiles;
+use crate::text::K3_VOCABULARY;
 
 /// What was typed.
 #[derive(Debug, Args)]
@@ -42,7 +43,9 @@ pub fn run(args: &PlanArgs) -> Result<Exit, CommandError> {
     let files = ModelFiles::open(&Contract::default(), &folder, layers, trunk);
     let files = files.map_err(|error| model_error(&error))?;
     let positions = args.positions as usize;
-    let plan = generate::plan(&args.model, &files, positions, 1)?;
+    // Its text is written with a tokenizer, which is not open yet.
+    let tokenizer = (files.config.vocab_size == K3_VOCABULARY).then_some(0);
+    let plan = generate::plan(&args.model, &files, positions, 1, tokenizer)?;
     let available = memory::available();
     let say = |bytes: Option<u64>| bytes.map_or("not known".to_owned(), in_units);
     let text = format!(

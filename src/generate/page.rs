@@ -133,6 +133,9 @@ pub fn page(report: &RunReport, plots: &[Plot]) -> String {
         "generated ids: {}",
         shortened(&report.generated_ids)
     ));
+    if let Some(generated) = &report.generated_text {
+        page.paragraph(&format!("generated text: {generated:?}"));
+    }
     page.section("Settings");
     page.table(&words(&["setting", "value"]), &settings(report));
     page.section("Memory");
@@ -205,6 +208,13 @@ fn settings(report: &RunReport) -> Vec<Vec<String>> {
         ("every step from nothing", yes(settings.full_recompute)),
         ("packed trunk", yes(settings.packed_trunk)),
         ("vocabulary streamed", yes(settings.streamed_vocabulary)),
+        (
+            "vocabulary of the text",
+            settings
+                .vocabulary_of_text
+                .unwrap_or("none: ids only")
+                .to_owned(),
+        ),
         ("past the page cache", yes(settings.direct_reads)),
         ("kernels", settings.kernel_path.to_owned()),
         ("threads", report.provenance.threads.to_string()),

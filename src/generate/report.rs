@@ -121,6 +121,9 @@ pub struct Settings {
     pub packed_trunk: bool,
     /// Whether embedding and head were streamed.
     pub streamed_vocabulary: bool,
+    /// Where the tokenizer came from, in a run that reads or writes text.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub vocabulary_of_text: Option<&'static str>,
     /// Kernel path.
     pub kernel_path: &'static str,
     /// Whether reads went past the page cache.
@@ -142,6 +145,9 @@ pub struct RunReport {
     pub ids_asked: usize,
     /// Ids chosen.
     pub generated_ids: Vec<u32>,
+    /// Their text, where the vocabulary is K3's; bytes that are no characters are U+FFFD.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub generated_text: Option<String>,
     /// The stop id that ended the run.
     pub stopped_by: Option<u32>,
     /// Teacher forcing, where it was asked for.
@@ -261,6 +267,10 @@ impl RunReport {
         let mut text = String::new();
         let _ = writeln!(text, "{}", self.verdict());
         let _ = writeln!(text, "generated ids: {}", join(&self.generated_ids));
+        if let Some(generated) = &self.generated_text {
+            // Quoted: no line end or control character of it passes for one of the report's.
+            let _ = writeln!(text, "generated text: {generated:?}");
+        }
         let _ = write!(text, "memory plan\n{}", self.plan.text());
         let _ = writeln!(text, "{}", StepRow::HEAD);
         for (index, row) in self.steps.iter().enumerate() {

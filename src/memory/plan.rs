@@ -40,6 +40,8 @@ pub struct Demand {
     pub baseline_bytes: u64,
     /// Index of the checkpoint, names and places.
     pub index_bytes: u64,
+    /// Tokenizer; 0 where no text is read or written.
+    pub tokenizer_bytes: u64,
     /// Whether embedding rows and head are streamed.
     pub streams_vocabulary: bool,
 }
@@ -198,6 +200,10 @@ impl Demand {
             ),
             line("index", self.index_bytes, "names and places".to_owned()),
         ];
+        if self.tokenizer_bytes > 0 {
+            let what = "K3's tokens and ranks, measured".to_owned();
+            lines.push(line("tokenizer", self.tokenizer_bytes, what));
+        }
         if self.streams_vocabulary {
             let bytes = crate::stream::vocabulary::buffer_bytes(shape) as u64;
             let what = "embedding rows and chunks of the head, streamed".to_owned();

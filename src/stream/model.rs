@@ -207,6 +207,12 @@ impl ModelFiles {
     /// What a run over up to `positions` positions needs.
     #[must_use]
     pub fn demand(&self, positions: usize, chunk_tokens: usize) -> Demand {
+        self.demand_beside(positions, chunk_tokens, 0)
+    }
+
+    /// The same, where the process holds `held_bytes` already that have a line of their own.
+    #[must_use]
+    pub fn demand_beside(&self, positions: usize, chunk_tokens: usize, held_bytes: u64) -> Demand {
         let index = self.checkpoint.held_bytes() + self.binding.held_bytes();
         let resident = crate::host::memory::resident_bytes().unwrap_or(0);
         let (slot, copied) = self.expert_bytes;
@@ -227,9 +233,10 @@ impl ModelFiles {
             chunk_tokens,
             logit_rows: 1,
             baseline_bytes: resident
-                .saturating_sub(index as u64)
+                .saturating_sub(index as u64 + held_bytes)
                 .next_multiple_of(BASELINE_STEP_BYTES),
             index_bytes: index as u64,
+            tokenizer_bytes: 0,
             streams_vocabulary: false,
         }
     }

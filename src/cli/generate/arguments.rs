@@ -7,6 +7,7 @@ use clap::Args;
 use super::super::model_args::{Ids, model_dir, parse_epsilon, parse_ids};
 use super::super::output::{CommandError, OutputArgs};
 use super::super::sizes::{parse_gigabytes, parse_id, parse_size};
+use super::super::text_input::SpecialArg;
 use crate::config::MLA_NORM_EPS;
 use crate::exit::Exit;
 use crate::memory::presets;
@@ -66,20 +67,31 @@ pub struct GenerateArgs {
     #[command(flatten)]
     pub model: ModelArgs,
     /// Prompt as token ids: decimal numbers, separated by commas
-    #[arg(long, value_name = "IDS", value_parser = parse_ids)]
+    #[arg(long, value_name = "IDS", value_parser = parse_ids,
+        conflicts_with_all = ["prompt", "prompt_file"])]
     pub ids: Option<Ids>,
-    // Text needs K3's vocabulary. Known here, so that the refusal says what to do instead.
-    #[arg(long, value_name = "TEXT", hide = true)]
-    prompt: Option<String>,
-    #[arg(long, value_name = "FILE", hide = true)]
-    prompt_file: Option<PathBuf>,
+    /// Prompt as text, for a model with K3's vocabulary. Markers such as <|open|> in it are plain
+    /// text unless --special token is given
+    #[arg(long, value_name = "TEXT", conflicts_with = "prompt_file")]
+    pub prompt: Option<String>,
+    /// The same from a file (- for stdin), byte for byte: a line end at its end is part of it
+    #[arg(long, value_name = "FILE")]
+    pub prompt_file: Option<PathBuf>,
+    /// How markers in the prompt are read [default: text]
+    #[arg(long, value_enum, value_name = "HOW")]
+    pub special: Option<SpecialArg>,
+    /// Folder with tiktoken.model and tokenizer_config.json [default: the model's folder if it has
+    /// them, else K3's vocabulary, built in]
+    #[arg(long, value_name = "DIR")]
+    pub tokenizer: Option<PathBuf>,
+    // Known here, so that the refusal says what to do instead.
     #[arg(long, hide = true)]
     chat: bool,
     /// Ids to generate; 0 only feeds the prompt
     #[arg(long, value_name = "N", default_value_t = 8,
         value_parser = clap::value_parser!(u32).range(..=i64::from(MAX_GEN)))]
     pub r#gen: u32,
-    /// Stop after this id; it is kept (repeatable)
+    /// Stop after this id; it is kept, and so is its text (repeatable)
     #[arg(long, value_name = "ID", value_parser = parse_id)]
     pub stop_id: Vec<u32>,
     /// Compute the whole prefix anew at every step
@@ -95,7 +107,7 @@ pub struct GenerateArgs {
     /// so that --load-state goes on from there
     #[arg(long, value_name = "FILE")]
     pub save_state: Option<PathBuf>,
-    /// Continue from a saved state; --ids are appended
+    /// Continue from a saved state; the ids of a prompt are appended
     #[arg(long, value_name = "FILE")]
     pub load_state: Option<PathBuf>,
     /// Instead of generating, feed the ids and report how often each next one is the model's choice
@@ -109,6 +121,17 @@ pub struct GenerateArgs {
     pub threads: Option<u16>,
     #[command(flatten)]
     pub output: OutputArgs,
+}
+
+/// Teacher forcing compares each id with the choice before it.
+///
+/// # Errors
+/// Fewer than two.
+pub fn enough_to_check(ids: usize) -> Result<(), CommandError> {
+    if ids < 2 {
+        return Err(usage(format!("--tf-check needs at least 2 ids, got {ids}")));
+    }
+    Ok(())
 }
 
 /// A usage error.
@@ -130,26 +153,49 @@ impl GenerateArgs {
     /// What clap cannot say.
     ///
     /// # Errors
-    /// Text, no ids and no state, or too few ids for what is asked.
+    /// Chat, no prompt and no state, --special without a text.
     pub fn check(&self) -> Result<(), CommandError> {
-        let text = [
+        if self.chat {
+            let error = usage("--chat: chat is not there yet".to_owned());
+            return Err(error.hint("give the rendered conversation as --prompt or --ids"));
+        }
+        let text = self.prompt.is_some() || self.prompt_file.is_some();
+        if self.special.is_some() && !text {
+            let error =
+                usage("--special: expected --prompt or --prompt-file, got neither".to_owned());
+            return Err(error.hint("markers are looked for in text only"));
+        }
+        if !text && self.ids.is_none() && self.load_state.is_none() {
+            let error = usage("no prompt".to_owned());
+            return Err(error.hint("give --prompt TEXT, --prompt-file FILE or --ids 1,2,3"));
+        }
+        match &self.ids {
+            Some(ids) if self.tf_check => enough_to_check(ids.0.len()),
+            _ => Ok(()),
+        }
+    }
+
+    /// The option that needs K3's vocabulary, if one does.
+    #[must_use]
+    pub fn text_option(&self) -> Option<&'static str> {
+        let options = [
             ("--prompt", self.prompt.is_some()),
             ("--prompt-file", self.prompt_file.is_some()),
-            ("--chat", self.chat),
+            ("--tokenizer", self.tokenizer.is_some()),
         ];
-        if let Some((option, _)) = text.iter().find(|(_, given)| *given) {
-            let error = usage(format!(
-                "{option}: text is not read yet, only token ids are"
-            ));
-            return Err(error.hint("give the prompt as --ids 1,2,3, made by a tokenizer of K3"));
-        }
-        let ids = self.ids.as_ref().map_or(0, |ids| ids.0.len());
-        if ids == 0 && self.load_state.is_none() {
-            return Err(usage("no prompt".to_owned()).hint("give token ids: --ids 1,2,3"));
-        }
-        if self.tf_check && ids < 2 {
-            return Err(usage(format!("--tf-check needs at least 2 ids, got {ids}")));
-        }
-        Ok(())
+        let given = options.into_iter().find(|(_, given)| *given);
+        given.map(|(option, _)| option)
+    }
+
+    /// Whether nothing but stdout is asked for.
+    #[must_use]
+    pub fn only_stdout(&self) -> bool {
+        let files = [
+            &self.dump_logits,
+            &self.dump_trace,
+            &self.save_state,
+            &self.output.out,
+        ];
+        files.iter().all(|file| file.is_none())
     }
 }

@@ -5,6 +5,7 @@ use std::io::{BufWriter, Write as _};
 
 use super::super::output::CommandError;
 use super::super::pending_file::{PendingFile, unwritable};
+use super::text::TextOutput;
 use super::{GenerateArgs, Pending, engine_error, eprint_text};
 use crate::exit::Exit;
 use crate::generate::report::StepRow;
@@ -53,6 +54,9 @@ pub struct RunWatch<'a> {
     steps: Vec<StepRow>,
     before: (ExpertCounters, TrunkCounters),
     interrupt: Interrupt,
+    text: Option<TextOutput<'a>>,
+    /// Whether stdout is all that the run is for: with its reader the run ends.
+    only_text: bool,
 }
 
 impl<'a> RunWatch<'a> {
@@ -65,6 +69,7 @@ impl<'a> RunWatch<'a> {
         outputs: Outputs,
         header: Header,
         interrupt: Interrupt,
+        (text, only_text): (Option<TextOutput<'a>>, bool),
     ) -> Result<Self, CommandError> {
         if let Some(file) = &outputs.trace {
             if header.shape.first_bad_field().is_some() {
@@ -84,7 +89,15 @@ impl<'a> RunWatch<'a> {
             steps: Vec::new(),
             before: (ExpertCounters::default(), TrunkCounters::default()),
             interrupt,
+            text,
+            only_text,
         })
+    }
+
+    /// Whether the run ended because nobody reads its text any more.
+    #[must_use]
+    pub fn reader_left(&self) -> bool {
+        self.only_text && self.text.as_ref().is_some_and(TextOutput::reader_left)
     }
 
     /// The ids chosen so far.
@@ -99,11 +112,13 @@ impl<'a> RunWatch<'a> {
         self.steps
     }
 
-    /// Ends logits and trace; the files still have to be given their names.
+    /// Ends text, logits and trace; the files still have to be given their names.
     ///
     /// # Errors
     /// One that cannot be written to its end.
     pub fn finish(mut self) -> Result<(Vec<StepRow>, Pending), CommandError> {
+        let ended = self.text.map_or(Ok(()), TextOutput::finish);
+        ended.map_err(|error| engine_error(&error))?;
         if let (Some(logits), Some(file)) = (&mut self.logits, &self.outputs.logits) {
             let flushed = logits.flush();
             flushed.map_err(|reason| unwritable(file.path(), &reason))?;
@@ -124,7 +139,7 @@ impl<'a> RunWatch<'a> {
 
 impl Watch for RunWatch<'_> {
     fn begin(&mut self, phase: Phase, first: usize, count: usize) -> Result<(), EngineError> {
-        if self.interrupt.is_set() {
+        if self.interrupt.is_set() || self.reader_left() {
             return Err(EngineError::Interrupted);
         }
         if self.steps.is_empty() {
@@ -161,6 +176,9 @@ impl Watch for RunWatch<'_> {
                     EngineError::source(&format!("{}: cannot write", file.path().display()), error)
                 })?;
             }
+        }
+        if let (Some(text), Some(id)) = (&mut self.text, step.id) {
+            text.push(id)?;
         }
         Ok(())
     }

@@ -1,0 +1,87 @@
+//! What the tests share: both encoders over K3's ranks, small tables, rank files.
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::path::Path;
+use std::sync::OnceLock;
+
+use k3_verify::text::{K3_RANKS, Markers, RankTable, Special, TextError, Tokenizer};
+
+/// K3's vocabulary as the crate carries it.
+pub fn built_in() -> &'static Tokenizer {
+    static OPEN: OnceLock<Tokenizer> = OnceLock::new();
+    OPEN.get_or_init(|| Tokenizer::built_in().unwrap())
+}
+
+/// The same ranks as a table, encoded by our own merge.
+pub fn table() -> &'static Tokenizer {
+    static OPEN: OnceLock<Tokenizer> = OnceLock::new();
+    OPEN.get_or_init(|| {
+        let tokens = (0..K3_RANKS as u32).map(|id| built_in().decode(&[id]).unwrap());
+        let text = rank_file(&tokens.collect::<Vec<_>>());
+        let table = RankTable::parse(text.as_bytes(), Path::new("K3")).unwrap();
+        Tokenizer::of_table(table, built_in().markers().clone())
+    })
+}
+
+/// Both, with a name for messages.
+pub fn both() -> [(&'static str, &'static Tokenizer); 2] {
+    [("the crate", built_in()), ("the table", table())]
+}
+
+/// Base64 with padding.
+pub fn base64(bytes: &[u8]) -> String {
+    let digits = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
+    let mut text = String::new();
+    for group in bytes.chunks(3) {
+        let mut padded = [0; 4];
+        padded[1..=group.len()].copy_from_slice(group);
+        let bits = u32::from_be_bytes(padded);
+        for place in 0..4 {
+            if place <= group.len() {
+                text.push(digits[(bits >> (18 - 6 * place)) as usize & 63] as char);
+            } else {
+                text.push('=');
+            }
+        }
+    }
+    text
+}
+
+/// The text of a rank file: tokens in the order of their ranks.
+pub fn rank_file(tokens: &[Vec<u8>]) -> String {
+    let lines = tokens.iter().enumerate();
+    let lines = lines.map(|(rank, token)| format!("{} {rank}\n", base64(token)));
+    lines.collect()
+}
+
+/// The 256 single bytes in their order, then `further`.
+pub fn bytes_and(further: &[&str]) -> Vec<Vec<u8>> {
+    let single = (0..=u8::MAX).map(|byte| vec![byte]);
+    let further = further.iter().map(|token| token.as_bytes().to_vec());
+    single.chain(further).collect()
+}
+
+/// A small vocabulary.
+pub fn small(further: &[&str]) -> Tokenizer {
+    let text = rank_file(&bytes_and(further));
+    let table = RankTable::parse(text.as_bytes(), Path::new("small")).unwrap();
+    Tokenizer::of_table(table, Markers::new(BTreeMap::new()))
+}
+
+/// Plain ids.
+pub fn plain(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
+    tokenizer.encode(text, Special::Text)
+}
+
+/// What a rank file is refused with.
+pub fn refused(text: &str) -> TextError {
+    RankTable::parse(text.as_bytes(), Path::new("tiktoken.model")).unwrap_err()
+}
+
+/// A folder with both files of a vocabulary.
+pub fn write_folder(folder: &Path, ranks: &str, config: &str) {
+    fs::create_dir_all(folder).unwrap();
+    fs::write(folder.join("tiktoken.model"), ranks).unwrap();
+    fs::write(folder.join("tokenizer_config.json"), config).unwrap();
+}

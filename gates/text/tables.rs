@@ -1,0 +1,211 @@
+//! Trial D13: the files of a vocabulary, one damage at a time.
+
+use std::path::Path;
+
+use k3_verify::text::{LineProblem, Markers, RankTable, TextError, Tokenizer};
+
+use super::make::{base64, bytes_and, plain, rank_file, refused, write_folder};
+
+fn parsed(text: &str) -> RankTable {
+    RankTable::parse(text.as_bytes(), Path::new("tiktoken.model")).unwrap()
+}
+
+/// A small file with one line replaced, and its problem on that line.
+#[track_caller]
+fn problem(line: usize, with: &str) -> LineProblem {
+    let text = rank_file(&bytes_and(&["ab"]));
+    let mut lines: Vec<&str> = text.lines().collect();
+    lines[line - 1] = with;
+    match refused(&lines.join("\n")) {
+        TextError::Line {
+            line: got, problem, ..
+        } if got == line => problem,
+        other => panic!("{other}"),
+    }
+}
+
+/// D13: a byte without a token is named, since a text with it could not be encoded.
+#[test]
+fn d13_a_missing_byte_is_named() {
+    let mut tokens = bytes_and(&["ab"]);
+    tokens[0xE2] = b"abc".to_vec();
+    let error = refused(&rank_file(&tokens));
+    assert!(matches!(error, TextError::MissingByte { byte: 0xE2, .. }));
+    let text = error.to_string();
+    assert!(
+        text.contains("tiktoken.model") && text.contains("0xE2"),
+        "{text}"
+    );
+    // The same by leaving its line out.
+    let text = rank_file(&bytes_and(&["ab"]));
+    let lines: Vec<&str> = text
+        .lines()
+        .filter(|line| !line.ends_with(" 226"))
+        .collect();
+    assert!(matches!(
+        refused(&lines.join("\n")),
+        TextError::MissingByte { byte: 0xE2, .. }
+    ));
+}
+
+/// D13: line ends of two characters, a blank last line and no last line end are the same table.
+#[test]
+fn d13_line_ends_are_free() {
+    let text = rank_file(&bytes_and(&["ab", "abc"]));
+    for same in [
+        text.replace('\n', "\r\n"),
+        format!("{text}\n"),
+        format!("{}\r\n", text.replace('\n', "\r\n")),
+        text.trim_end().to_owned(),
+    ] {
+        let table = parsed(&same);
+        assert_eq!(table.count(), 258);
+        assert_eq!(table.token(257), b"abc");
+        let mut ids = Vec::new();
+        table.encode("abc", &mut ids);
+        assert_eq!(ids, [257]);
+    }
+}
+
+/// D13: what is refused, with its line.
+#[test]
+fn d13_bad_lines_are_refused() {
+    let last = 257;
+    let repeated_rank = LineProblem::RepeatedRank {
+        rank: 3,
+        first_line: 4,
+    };
+    assert_eq!(problem(last, "YWI= 3"), repeated_rank);
+    assert_eq!(
+        problem(last, "AA== 256"),
+        LineProblem::RepeatedToken { first_line: 1 }
+    );
+    let rank = |got: &str| LineProblem::Rank {
+        got: got.to_owned(),
+    };
+    for bad in ["x", "-1", "1.0", "0256", "+256", "163584", "4294967552", ""] {
+        assert_eq!(problem(last, &format!("YWI= {bad}")), rank(bad));
+    }
+    for bad in ["YWI", "YWI!", "YW=I", "YWJ=", "Y\u{e9}I=", "YW-_"] {
+        let got = problem(last, &format!("{bad} 256"));
+        assert!(matches!(got, LineProblem::Base64 { .. }), "{bad}: {got}");
+    }
+    assert_eq!(problem(last, " 256"), LineProblem::Empty);
+    for bad in ["YWI=", "YWI=\t256", "YWI= 256 7", "YWI=  256"] {
+        let got = problem(last, bad);
+        assert!(matches!(got, LineProblem::Fields { .. }), "{bad}: {got}");
+    }
+    assert_eq!(problem(100, ""), LineProblem::Blank);
+    assert!(matches!(refused(""), TextError::NoRanks { .. }));
+    assert!(matches!(refused("\n\n"), TextError::NoRanks { .. }));
+    let pointer = refused("version https://git-lfs.github.com/spec/v1\n");
+    assert!(matches!(pointer, TextError::Line { .. }), "{pointer}");
+}
+
+/// A gap in the ranks is an id without a token.
+#[test]
+fn d13_a_gap_is_refused() {
+    let text = rank_file(&bytes_and(&["ab", "abc"]));
+    let lines: Vec<&str> = text
+        .lines()
+        .filter(|line| !line.ends_with(" 256"))
+        .collect();
+    let gap = refused(&lines.join("\n"));
+    assert!(
+        matches!(
+            gap,
+            TextError::MissingRank {
+                rank: 256,
+                largest: 257,
+                ..
+            }
+        ),
+        "{gap}"
+    );
+}
+
+fn markers(text: &str) -> Result<Markers, TextError> {
+    Markers::parse(text.as_bytes(), Path::new("tokenizer_config.json"), 163_584)
+}
+
+/// The table of markers, one damage at a time; what is right beside it is taken.
+#[test]
+fn d13_the_table_of_markers() {
+    let entry = |id: &str, entry: &str| format!(r#"{{"added_tokens_decoder":{{"{id}":{entry}}}}}"#);
+    let right = markers(&entry(
+        "163590",
+        r#"{"content":"<x>","special":true,"lstrip":false}"#,
+    ));
+    let right = right.unwrap();
+    assert_eq!(right.name(163_590), Some("<x>"));
+    assert_eq!(right.name(163_591), Some("<|reserved_token_163591|>"));
+    assert_eq!((right.name(163_583), right.name(163_840)), (None, None));
+    for (text, says) in [
+        (
+            "{}".to_owned(),
+            "added_tokens_decoder: expected an object of markers by id, got none",
+        ),
+        ("[]".to_owned(), "expected an object"),
+        ("{".to_owned(), "not valid JSON"),
+        (entry("163583", r#"{"content":"x"}"#), "163583"),
+        (entry("163840", r#"{"content":"x"}"#), "163840"),
+        (entry("0163600", r#"{"content":"x"}"#), "0163600"),
+        (entry("x", r#"{"content":"x"}"#), "\"x\""),
+        (entry("163600", r#"{"content":""}"#), "163600.content"),
+        (entry("163600", r#"{"content":7}"#), "163600.content"),
+        (entry("163600", "{}"), "163600.content"),
+        (entry("163600", "7"), "163600: expected an object"),
+        (
+            entry("163600", r#"{"content":"x","special":1}"#),
+            "163600.special",
+        ),
+        (
+            entry("163600", r#"{"content":"<|reserved_token_163700|>"}"#),
+            "which names 163700",
+        ),
+        (
+            entry("163600", r#"{"content":"x"},"163601":{"content":"x"}"#),
+            "which names 163600",
+        ),
+        (
+            entry("163600", r#"{"content":"x"},"163600":{"content":"y"}"#),
+            "duplicate key",
+        ),
+    ] {
+        let error = markers(&text).unwrap_err().to_string();
+        assert!(error.contains(says), "{text}: {error}");
+        assert!(error.contains("tokenizer_config.json"), "{error}");
+    }
+}
+
+/// Of several markers at one place the longest is taken, and those of a small table may lie right
+/// above its ranks.
+#[test]
+fn the_longest_marker_wins() {
+    let folder = tempfile::tempdir().unwrap();
+    let config = r#"{"added_tokens_decoder":{"257":{"content":"<a"},"258":{"content":"<ab>"}}}"#;
+    write_folder(folder.path(), &rank_file(&bytes_and(&["ab"])), config);
+    let tokenizer = Tokenizer::open(folder.path()).unwrap();
+    let ids = tokenizer.encode("<ab><ac", k3_verify::text::Special::Token);
+    assert_eq!(ids, [258, 257, 99]);
+    assert_eq!(plain(&tokenizer, "<ab>"), [60, 256, 62]);
+    assert!(tokenizer.decode(&[259]).is_err());
+}
+
+/// Files that are missing or something else are named.
+#[test]
+fn files_that_are_none() {
+    let folder = tempfile::tempdir().unwrap();
+    let open = || Tokenizer::open(folder.path()).unwrap_err().to_string();
+    assert!(open().contains("tiktoken.model: no such file"));
+    std::fs::write(
+        folder.path().join("tiktoken.model"),
+        rank_file(&bytes_and(&[])),
+    )
+    .unwrap();
+    assert!(open().contains("tokenizer_config.json: no such file"));
+    let pointer = "version https://git-lfs.github.com/spec/v1\n";
+    std::fs::write(folder.path().join("tiktoken.model"), pointer).unwrap();
+    assert!(open().contains("a Git LFS pointer"));
+    assert_eq!(base64(b"fooba"), "Zm9vYmE=");
+}

@@ -1,0 +1,86 @@
+//! The memory of a run as its options ask for it.
+
+use super::super::output::CommandError;
+use super::ModelArgs;
+use crate::exit::Exit;
+use crate::host::memory;
+use crate::memory::plan::LimitOf;
+use crate::memory::{MemoryPlan, Wishes, presets};
+use crate::stream::ModelFiles;
+
+/// Share of the free memory that is used when nobody says how much: the rest is for others.
+const UNASKED_SHARE: f64 = 0.95;
+
+/// Wishes of the options: a preset's, then those given one by one.
+#[must_use]
+fn wishes(args: &ModelArgs) -> Wishes {
+    let preset = args.preset.as_deref().and_then(presets::named);
+    let bytes = |gigabytes: f64| (gigabytes * 1e9) as u64;
+    let slots = args.expert_slots.map(|slots| slots as usize);
+    let preset_experts = preset.filter(|_| slots.is_none());
+    Wishes {
+        trunk_bytes: args
+            .trunk_gb
+            .or_else(|| preset.map(|preset| bytes(preset.trunk_gb))),
+        expert_bytes: args
+            .cache_gb
+            .or_else(|| preset_experts.map(|preset| bytes(preset.expert_gb))),
+        expert_slots: slots,
+        ring_slots: args.ring.map(|slots| slots as usize),
+    }
+}
+
+/// The plan for a run over `positions` positions, or the refusal. `tokenizer`: where one is needed,
+/// what it has taken already.
+///
+/// # Errors
+/// Exit 5 with both numbers.
+pub fn plan(
+    args: &ModelArgs,
+    files: &ModelFiles,
+    positions: usize,
+    logit_rows: usize,
+    tokenizer: Option<u64>,
+) -> Result<MemoryPlan, CommandError> {
+    let chunk = (args.prefill_chunk as usize).min(positions.max(1));
+    let mut demand = files.demand_beside(positions, chunk, tokenizer.unwrap_or(0));
+    demand.tokenizer_bytes = tokenizer.map_or(0, |_| crate::text::RESIDENT_BYTES);
+    demand.logit_rows = logit_rows;
+    demand.streams_vocabulary = streams_vocabulary(args);
+    // What the process already holds is in the plan and no longer in what the machine has.
+    let held = memory::resident_bytes().unwrap_or(0);
+    let machine = memory::available().bytes().map(|bytes| bytes + held);
+    let wishes = wishes(args);
+    let limit = match (args.memory, machine) {
+        (Some(asked), Some(machine)) => Some(asked.min(machine)),
+        (asked, machine) => asked.or(machine),
+    };
+    let unasked = match (args.memory, machine) {
+        (None, Some(machine)) => Some((machine as f64 * UNASKED_SHARE) as u64),
+        _ => limit,
+    };
+    let planned = demand
+        .plan(&wishes, unasked)
+        .or_else(|_| demand.plan(&wishes, limit));
+    planned.map_err(|refusal| {
+        let hint = match refusal.limit_of {
+            LimitOf::Trunk => {
+                "the limit is --trunk-gb or the preset's; fewer slots (--ring) need less"
+            }
+            LimitOf::Experts => "the limit is --cache-gb, --expert-slots or the preset's",
+            LimitOf::Process if limit == args.memory => {
+                "the limit is --memory; fewer positions, a smaller chunk or preset ultra need less"
+            }
+            LimitOf::Process => {
+                "the limit is what this machine or its control group has free; fewer positions, a \
+                 smaller chunk or preset ultra need less"
+            }
+        };
+        CommandError::new(refusal, Exit::Refused).hint(hint)
+    })
+}
+
+/// Whether embedding rows and head are read when they are needed.
+pub fn streams_vocabulary(args: &ModelArgs) -> bool {
+    args.preset.as_deref() == Some(presets::ULTRA)
+}

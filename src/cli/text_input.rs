@@ -1,0 +1,86 @@
+//! Text that a command is given: from a file or stdin, byte for byte, and how its markers are read.
+
+use std::fs::File;
+use std::io::{self, Read};
+use std::path::Path;
+
+use clap::ValueEnum;
+
+use super::output::CommandError;
+use crate::exit::Exit;
+use crate::text::{Special, TextError};
+
+/// Largest input: places in one piece of text are counted in 32 bits, with room to spare.
+const MAX_INPUT_BYTES: u64 = 1 << 30;
+/// Stands for stdin.
+const STDIN: &str = "-";
+
+/// How markers in a text are read.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+pub enum SpecialArg {
+    /// As plain text, never as control tokens
+    Text,
+    /// As control tokens, one id each
+    Token,
+}
+
+impl From<SpecialArg> for Special {
+    fn from(typed: SpecialArg) -> Self {
+        match typed {
+            SpecialArg::Text => Self::Text,
+            SpecialArg::Token => Self::Token,
+        }
+    }
+}
+
+/// How the command ends for a vocabulary or text that is wrong.
+#[must_use]
+pub fn text_error(error: TextError) -> CommandError {
+    CommandError::new(error, Exit::BadInput)
+}
+
+/// An input's name in messages.
+#[must_use]
+pub fn name_of(path: &Path) -> String {
+    if path.as_os_str() == STDIN {
+        return "stdin".to_owned();
+    }
+    path.display().to_string()
+}
+
+/// The whole of a file, or of stdin for `-`. Nothing is taken off: neither a byte-order mark nor
+/// the last line end.
+///
+/// # Errors
+/// It is missing, unreadable, too large, or not UTF-8 (3, naming the first wrong byte).
+pub fn read_text(path: &Path) -> Result<String, CommandError> {
+    let from_stdin = path.as_os_str() == STDIN;
+    let name = name_of(path);
+    let refuse = |what: String| {
+        let error = anyhow::anyhow!("{name}: {what}");
+        CommandError::new(error, Exit::BadInput)
+    };
+    let mut bytes = Vec::new();
+    let read = |source: &mut dyn Read, bytes: &mut Vec<u8>| {
+        source.take(MAX_INPUT_BYTES + 1).read_to_end(bytes)
+    };
+    let done = if from_stdin {
+        read(&mut io::stdin().lock(), &mut bytes)
+    } else {
+        let mut file =
+            File::open(path).map_err(|error| text_error(TextError::of_file(path, error)))?;
+        read(&mut file, &mut bytes)
+    };
+    done.map_err(|error| refuse(format!("cannot be read: {error}")))?;
+    if bytes.len() as u64 > MAX_INPUT_BYTES {
+        return Err(refuse(format!(
+            "larger than the limit of {MAX_INPUT_BYTES} bytes"
+        )));
+    }
+    String::from_utf8(bytes).map_err(|error| {
+        let at = error.utf8_error().valid_up_to();
+        let byte = error.as_bytes()[at];
+        refuse(format!("byte {at}: expected UTF-8, got 0x{byte:02X}"))
+            .hint("texts are read as UTF-8 and no byte is guessed at")
+    })
+}

@@ -1,0 +1,176 @@
+//! The markers: ids above the ranks with a name, read as control tokens only where that is asked.
+//!
+//! Of the 256 ids from 163584 to 163839 the release names some; the others are
+//! `<|reserved_token_ID|>` with their ABSOLUTE id. Numbering them from 0 makes text of them.
+
+use std::collections::BTreeMap;
+use std::ops::Range;
+use std::path::Path;
+
+use regex::Regex;
+
+use super::{K3_RANKS, K3_VOCABULARY, TextError, read_whole};
+use crate::checkpoint::json::{Value, parse_document};
+
+/// Name of the file in a folder.
+pub const FILE_NAME: &str = "tokenizer_config.json";
+/// The field that names markers.
+const FIELD: &str = "added_tokens_decoder";
+/// Largest file: a published one with its chat template has a few kB.
+const MAX_FILE_BYTES: u64 = 16 << 20;
+
+/// Names by id.
+#[derive(Debug, Clone)]
+pub struct Markers {
+    names: BTreeMap<u32, String>,
+    ids: BTreeMap<String, u32>,
+    /// Any name, the longest at each place.
+    any: Regex,
+}
+
+impl Markers {
+    /// Those named, and the reserved ones that `named` leaves without a name.
+    #[must_use]
+    #[expect(clippy::missing_panics_doc, reason = "escaped names always compile")]
+    pub fn new(named: BTreeMap<u32, String>) -> Self {
+        let mut names = named;
+        for id in K3_RANKS as u32..K3_VOCABULARY as u32 {
+            names.entry(id).or_insert_with(|| reserved_name(id));
+        }
+        let ids: BTreeMap<String, u32> =
+            names.iter().map(|(id, name)| (name.clone(), *id)).collect();
+        // Of several that match at one place the first is taken: so the longest comes first.
+        let mut longest_first: Vec<&String> = ids.keys().collect();
+        longest_first.sort_by_key(|name| std::cmp::Reverse(name.len()));
+        let escaped = longest_first.iter().map(|name| regex::escape(name));
+        let pattern = escaped.collect::<Vec<_>>().join("|");
+        #[expect(clippy::expect_used, reason = "as above")]
+        let any = Regex::new(&pattern).expect("escaped names compile");
+        Self { names, ids, any }
+    }
+
+    /// Reads `tokenizer_config.json` beside a table of `ranks` tokens.
+    ///
+    /// # Errors
+    /// [`TextError`], naming file and field.
+    pub fn read(path: &Path, ranks: usize) -> Result<Self, TextError> {
+        let bytes = read_whole(path, MAX_FILE_BYTES)?;
+        Self::parse(&bytes, path, ranks)
+    }
+
+    /// The markers of a file's bytes; `path` is its name in messages.
+    ///
+    /// # Errors
+    /// As [`Markers::read`].
+    pub fn parse(bytes: &[u8], path: &Path, ranks: usize) -> Result<Self, TextError> {
+        let owned = || path.to_owned();
+        let root = parse_document(bytes).map_err(|reason| TextError::Json {
+            path: owned(),
+            reason,
+        })?;
+        let wrong = |field: String, expected: &str, got: String| TextError::Field {
+            path: owned(),
+            field,
+            expected: expected.to_owned(),
+            got,
+        };
+        let Value::Object(root) = &root else {
+            return Err(wrong("the file".to_owned(), "an object", root.brief()));
+        };
+        let added = match root.get(FIELD) {
+            Some(Value::Object(added)) => added,
+            other => {
+                let got = other.map_or_else(|| "none".to_owned(), Value::brief);
+                return Err(wrong(FIELD.to_owned(), "an object of markers by id", got));
+            }
+        };
+        let mut named = BTreeMap::new();
+        for (key, entry) in added {
+            let id = marker_id(key, ranks).ok_or_else(|| {
+                let last = K3_VOCABULARY - 1;
+                let expected = format!("an id from {ranks} (the first after the ranks) to {last}");
+                wrong(FIELD.to_owned(), &expected, format!("{key:?}"))
+            })?;
+            let name = marker_name(entry).map_err(|(field, expected, got)| {
+                wrong(format!("{FIELD}.{key}{field}"), expected, got)
+            })?;
+            named.insert(id, name.to_owned());
+        }
+        if let Some((id, name, first)) = repeated(&named) {
+            let got = format!("{name:?}, which names {first}");
+            return Err(wrong(
+                format!("{FIELD}.{id}.content"),
+                "a name of its own",
+                got,
+            ));
+        }
+        Ok(Self::new(named))
+    }
+
+    /// The name of an id.
+    #[must_use]
+    pub fn name(&self, id: u32) -> Option<&str> {
+        self.names.get(&id).map(String::as_str)
+    }
+
+    /// Names by id.
+    pub fn iter(&self) -> impl Iterator<Item = (u32, &str)> {
+        self.names.iter().map(|(id, name)| (*id, name.as_str()))
+    }
+
+    /// Places of markers in a text, in order, with their ids: leftmost first, the longest at a
+    /// place.
+    pub fn find<'t>(&'t self, text: &'t str) -> impl Iterator<Item = (Range<usize>, u32)> {
+        let found = self.any.find_iter(text);
+        found.filter_map(|found| Some((found.range(), *self.ids.get(found.as_str())?)))
+    }
+}
+
+fn reserved_name(id: u32) -> String {
+    format!("<|reserved_token_{id}|>")
+}
+
+/// Decimal digits without leading zeros, above the ranks and inside the vocabulary.
+fn marker_id(key: &str, ranks: usize) -> Option<u32> {
+    let id: u32 = key.parse().ok()?;
+    let inside = (ranks..K3_VOCABULARY).contains(&(id as usize));
+    (inside && id.to_string() == key).then_some(id)
+}
+
+/// The content of an entry, or what is wrong: field, expected, got.
+fn marker_name(entry: &Value) -> Result<&str, (&'static str, &'static str, String)> {
+    let Value::Object(entry) = entry else {
+        return Err(("", "an object with content", entry.brief()));
+    };
+    match entry.get("special") {
+        None | Some(Value::Bool(_)) => {}
+        Some(other) => return Err((".special", "true or false", other.brief())),
+    }
+    match entry.get("content") {
+        Some(Value::String(name)) if !name.is_empty() => Ok(name),
+        other => {
+            let got = other.map_or_else(|| "none".to_owned(), Value::brief);
+            Err((".content", "a text of at least one character", got))
+        }
+    }
+}
+
+/// A name that two ids have: the second id, the name, the first id. Reserved names count for
+/// those ids that are not named.
+fn repeated(named: &BTreeMap<u32, String>) -> Option<(u32, &str, u32)> {
+    let mut first: BTreeMap<&str, u32> = BTreeMap::new();
+    for (&id, name) in named {
+        if let Some(&before) = first.get(name.as_str()) {
+            return Some((id, name, before));
+        }
+        first.insert(name, id);
+    }
+    let unnamed = (K3_RANKS as u32..K3_VOCABULARY as u32).filter(|id| !named.contains_key(id));
+    for reserved in unnamed {
+        let name = reserved_name(reserved);
+        if let Some((name, &id)) = first.get_key_value(name.as_str()) {
+            return Some((id, name, reserved));
+        }
+    }
+    None
+}

@@ -1,0 +1,268 @@
+//! A table of tokens by rank: the strict reader of `tiktoken.model`, and encoding over the table.
+//!
+//! A line is a token in base64, one space, its rank; ranks are ids. Lines may end in CR LF, blank
+//! lines may follow the last. Refused is what would make some text fail or come out otherwise
+//! than it should, without a word: a byte without a token, a rank or a token twice, a gap.
+
+use std::collections::HashMap;
+use std::collections::hash_map::Entry;
+use std::path::Path;
+
+use super::merge::Merger;
+use super::pieces::Splitter;
+use super::{K3_RANKS, LineProblem, TextError, read_whole};
+
+/// Name of the file in a folder.
+pub const FILE_NAME: &str = "tiktoken.model";
+/// Largest file: the released one has 2.8 MB.
+const MAX_FILE_BYTES: u64 = 64 << 20;
+/// Characters of a line that a message shows.
+const SHOWN_CHARS: usize = 40;
+
+/// Tokens by rank and ranks by token.
+#[derive(Debug)]
+pub struct RankTable {
+    ranks: HashMap<Box<[u8]>, u32>,
+    /// Bytes of all tokens, in the order of their ranks.
+    bytes: Vec<u8>,
+    /// Where the token of each rank ends in `bytes`.
+    ends: Vec<usize>,
+    longest_bytes: usize,
+    splitter: Splitter,
+}
+
+impl RankTable {
+    /// Reads a file.
+    ///
+    /// # Errors
+    /// [`TextError`], naming the file and, where there is one, the line.
+    pub fn read(path: &Path) -> Result<Self, TextError> {
+        let bytes = read_whole(path, MAX_FILE_BYTES)?;
+        Self::parse(&bytes, path)
+    }
+
+    /// The table of a file's bytes; `path` is its name in messages.
+    ///
+    /// # Errors
+    /// As [`RankTable::read`].
+    pub fn parse(text: &[u8], path: &Path) -> Result<Self, TextError> {
+        let owned = || path.to_owned();
+        let lines = text.split(|&byte| byte == b'\n');
+        let lines = lines.map(|line| line.strip_suffix(b"\r").unwrap_or(line));
+        let mut lines: Vec<&[u8]> = lines.collect();
+        while lines.last().is_some_and(|line| line.is_empty()) {
+            lines.pop();
+        }
+        let mut ranks: HashMap<Box<[u8]>, u32> = HashMap::with_capacity(lines.len());
+        // The line of each rank.
+        let mut places: Vec<usize> = Vec::with_capacity(lines.len());
+        for (index, line) in lines.iter().enumerate() {
+            let added = parse_line(line)
+                .and_then(|(token, rank)| add(&mut ranks, &mut places, (token, rank), index + 1));
+            added.map_err(|problem| TextError::Line {
+                path: owned(),
+                line: index + 1,
+                problem,
+            })?;
+        }
+        if ranks.is_empty() {
+            return Err(TextError::NoRanks { path: owned() });
+        }
+        let missing = (0..=u8::MAX).find(|byte| !ranks.contains_key(&[*byte][..]));
+        if let Some(byte) = missing {
+            let path = owned();
+            return Err(TextError::MissingByte { path, byte });
+        }
+        if let Some(rank) = places.iter().position(|&line| line == 0) {
+            return Err(TextError::MissingRank {
+                path: owned(),
+                rank,
+                largest: places.len() - 1,
+                lines: lines.len(),
+            });
+        }
+        Ok(Self::of_ranks(ranks))
+    }
+
+    /// The table of ranks 0 to n-1, each given once.
+    fn of_ranks(ranks: HashMap<Box<[u8]>, u32>) -> Self {
+        let mut tokens: Vec<&[u8]> = vec![&[]; ranks.len()];
+        for (token, rank) in &ranks {
+            tokens[*rank as usize] = token;
+        }
+        let bytes = tokens.concat();
+        let longest_bytes = tokens.iter().map(|token| token.len()).max().unwrap_or(0);
+        let mut end = 0;
+        let ends = tokens.iter().map(|token| {
+            end += token.len();
+            end
+        });
+        Self {
+            ends: ends.collect(),
+            bytes,
+            longest_bytes,
+            ranks,
+            splitter: Splitter::new(),
+        }
+    }
+
+    /// Number of tokens: their ranks are 0 to this less 1.
+    #[must_use]
+    pub fn count(&self) -> usize {
+        self.ends.len()
+    }
+
+    /// Bytes of the token of a rank below [`RankTable::count`].
+    #[must_use]
+    pub fn token(&self, rank: u32) -> &[u8] {
+        let rank = rank as usize;
+        let start = rank.checked_sub(1).map_or(0, |before| self.ends[before]);
+        &self.bytes[start..self.ends[rank]]
+    }
+
+    fn rank(&self, token: &[u8]) -> Option<u32> {
+        // No hash of what is longer than any token.
+        if token.len() > self.longest_bytes {
+            return None;
+        }
+        self.ranks.get(token).copied()
+    }
+
+    /// Appends the ids of a text; markers in it are text.
+    pub fn encode(&self, text: &str, ids: &mut Vec<u32>) {
+        let mut merger = Merger::default();
+        for piece in self.splitter.split(text) {
+            let piece = piece.as_bytes();
+            match self.rank(piece) {
+                Some(rank) => ids.push(rank),
+                None => {
+                    merger.merge(piece, |token| self.rank(token));
+                    // Every part is a single byte or a join that had a rank.
+                    ids.extend(merger.parts(piece).filter_map(|part| self.rank(part)));
+                }
+            }
+        }
+    }
+}
+
+/// Takes a token with its rank, unless a line before had either.
+fn add(
+    ranks: &mut HashMap<Box<[u8]>, u32>,
+    places: &mut Vec<usize>,
+    (token, rank): (Vec<u8>, u32),
+    line: usize,
+) -> Result<(), LineProblem> {
+    let at = rank as usize;
+    if places.len() <= at {
+        places.resize(at + 1, 0);
+    }
+    if places[at] != 0 {
+        let (rank, first_line) = (at, places[at]);
+        return Err(LineProblem::RepeatedRank { rank, first_line });
+    }
+    match ranks.entry(token.into_boxed_slice()) {
+        Entry::Occupied(first) => {
+            let first_line = places[*first.get() as usize];
+            return Err(LineProblem::RepeatedToken { first_line });
+        }
+        Entry::Vacant(free) => free.insert(rank),
+    };
+    places[at] = line;
+    Ok(())
+}
+
+fn shown(text: &[u8]) -> String {
+    let text = String::from_utf8_lossy(text);
+    text.chars().take(SHOWN_CHARS).collect()
+}
+
+fn parse_line(line: &[u8]) -> Result<(Vec<u8>, u32), LineProblem> {
+    if line.is_empty() {
+        return Err(LineProblem::Blank);
+    }
+    let mut fields = line.split(|&byte| byte == b' ');
+    let (Some(token), Some(rank), None) = (fields.next(), fields.next(), fields.next()) else {
+        return Err(LineProblem::Fields { got: shown(line) });
+    };
+    let token = decode_base64(token).map_err(|at_byte| LineProblem::Base64 {
+        at_byte,
+        got: shown(token),
+    })?;
+    if token.is_empty() {
+        return Err(LineProblem::Empty);
+    }
+    let plain = rank == b"0" || rank.first().is_some_and(|digit| *digit != b'0');
+    let digits = plain && !rank.is_empty() && rank.iter().all(u8::is_ascii_digit);
+    let number = std::str::from_utf8(rank).ok().filter(|_| digits);
+    let number = number.and_then(|number| number.parse::<u32>().ok());
+    match number.filter(|rank| (*rank as usize) < K3_RANKS) {
+        Some(rank) => Ok((token, rank)),
+        None => Err(LineProblem::Rank { got: shown(rank) }),
+    }
+}
+
+/// Base64 of the standard alphabet, padded, with no bits left over; or the place of what is not.
+fn decode_base64(text: &[u8]) -> Result<Vec<u8>, usize> {
+    let padding = text.iter().rev().take_while(|&&byte| byte == b'=').count();
+    let digits = &text[..text.len() - padding];
+    if !text.len().is_multiple_of(4) || padding > 2 {
+        return Err(text.len());
+    }
+    let mut bytes = Vec::with_capacity(text.len() / 4 * 3);
+    let (mut held, mut held_bits) = (0_u32, 0);
+    for (at, &digit) in digits.iter().enumerate() {
+        let value = match digit {
+            b'A'..=b'Z' => digit - b'A',
+            b'a'..=b'z' => digit - b'a' + 26,
+            b'0'..=b'9' => digit - b'0' + 52,
+            b'+' => 62,
+            b'/' => 63,
+            _ => return Err(at),
+        };
+        held = held << 6 | u32::from(value);
+        held_bits += 6;
+        if held_bits >= 8 {
+            held_bits -= 8;
+            bytes.push((held >> held_bits) as u8);
+            held &= (1 << held_bits) - 1;
+        }
+    }
+    if held == 0 {
+        Ok(bytes)
+    } else {
+        Err(digits.len() - 1)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The vectors of RFC 4648, and what a lenient decoder lets through.
+    #[test]
+    fn base64_is_strict() {
+        let right = [
+            ("", ""),
+            ("Zg==", "f"),
+            ("Zm8=", "fo"),
+            ("Zm9v", "foo"),
+            ("Zm9vYg==", "foob"),
+            ("Zm9vYmE=", "fooba"),
+            ("Zm9vYmFy", "foobar"),
+        ];
+        for (text, bytes) in right {
+            assert_eq!(
+                decode_base64(text.as_bytes()),
+                Ok(bytes.as_bytes().to_vec())
+            );
+        }
+        assert_eq!(decode_base64(b"4oI="), Ok(vec![0xE2, 0x82]));
+        let wrong = [
+            "Zg", "Zg=", "Zg===", "====", "Z===", "Zh==", "Zm9=", "Zm-v", "Zm_v", "Z=9v", "Zm9v\t",
+            "Zg==Zg==",
+        ];
+        for text in wrong {
+            assert!(decode_base64(text.as_bytes()).is_err(), "{text}");
+        }
+    }
+}
