@@ -13,6 +13,7 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use rayon::prelude::*;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 
@@ -21,6 +22,9 @@ use super::rows::{Matrix, bf16_to_f64};
 
 /// Largest header that is read, in bytes: the crate's own limit.
 const HEADER_LIMIT_BYTES: u64 = 100_000_000;
+
+/// What is read in one piece of a long tensor.
+const READ_PART_BYTES: usize = 1 << 24;
 
 /// A checkpoint folder, opened for reading by tensor name.
 #[derive(Debug)]
@@ -216,12 +220,12 @@ impl Reader {
         rows: usize,
         columns: usize,
     ) -> Result<Matrix, ReferenceError> {
-        let bytes = self.bytes(tensor, Dtype::BF16, &[rows, columns])?;
-        Ok(Matrix::from_bf16(
-            rows,
-            columns,
-            bf16_bits(&bytes).collect(),
-        ))
+        let (shard, begin_bytes, _) = self.locate(tensor, Dtype::BF16, &[rows, columns])?;
+        // Straight into place: a trunk matrix has up to half a gigabyte.
+        let mut bits = vec![0u16; rows * columns];
+        shard.fill(begin_bytes, bytemuck::cast_slice_mut(&mut bits))?;
+        bits.iter_mut().for_each(|bits| *bits = u16::from_le(*bits));
+        Ok(Matrix::from_bf16(rows, columns, bits))
     }
 
     /// One row of a BF16 matrix \[rows, columns\], widened. `row` is below `rows`.
@@ -330,12 +334,23 @@ impl Shard {
     /// `length_bytes` bytes from `begin_bytes` of the file.
     fn read(&self, begin_bytes: u64, length_bytes: usize) -> Result<Vec<u8>, ReferenceError> {
         let mut bytes = vec![0u8; length_bytes];
-        let read = self.file.read_exact_at(&mut bytes, begin_bytes);
-        read.map_err(|source| ReferenceError::Io {
-            file: self.path.clone(),
-            source,
-        })?;
+        self.fill(begin_bytes, &mut bytes)?;
         Ok(bytes)
+    }
+
+    /// The bytes from `begin_bytes` of the file on, in parts that are read side by side.
+    fn fill(&self, begin_bytes: u64, bytes: &mut [u8]) -> Result<(), ReferenceError> {
+        let parts = bytes.par_chunks_mut(READ_PART_BYTES).enumerate();
+        let read = |(part, bytes): (usize, &mut [u8])| {
+            let before_bytes = (part * READ_PART_BYTES) as u64;
+            self.file.read_exact_at(bytes, begin_bytes + before_bytes)
+        };
+        parts
+            .try_for_each(read)
+            .map_err(|source| ReferenceError::Io {
+                file: self.path.clone(),
+                source,
+            })
     }
 }
 

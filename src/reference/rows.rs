@@ -100,6 +100,12 @@ pub fn dot(a: &[f64], b: &[f64]) -> f64 {
 pub fn dots(weights: &[f64], inputs: &[&[f64]], out: &mut [f64]) {
     debug_assert_eq!(inputs.len(), out.len());
     #[cfg(target_arch = "x86_64")]
+    if is_x86_feature_detected!("avx512f") {
+        // SAFETY: this processor has AVX-512.
+        unsafe { dots_avx512(weights, inputs, out) };
+        return;
+    }
+    #[cfg(target_arch = "x86_64")]
     if is_x86_feature_detected!("avx2") {
         // SAFETY: this processor has AVX2.
         unsafe { dots_avx2(weights, inputs, out) };
@@ -115,11 +121,23 @@ fn dots_avx2(weights: &[f64], inputs: &[&[f64]], out: &mut [f64]) {
     dots_in_eights(weights, inputs, out);
 }
 
+/// And in the widest: eight sums are one register.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx512f")]
+fn dots_avx512(weights: &[f64], inputs: &[&[f64]], out: &mut [f64]) {
+    dots_in_eights(weights, inputs, out);
+}
+
 #[inline(always)]
 fn dots_in_eights(weights: &[f64], inputs: &[&[f64]], out: &mut [f64]) {
     let (fours, rest) = inputs.as_chunks::<4>();
     let (out_fours, out_rest) = out.as_chunks_mut::<4>();
     for (inputs, out) in fours.iter().zip(out_fours) {
+        *out = sums_in_eights(weights, *inputs);
+    }
+    let (twos, rest) = rest.as_chunks::<2>();
+    let (out_twos, out_rest) = out_rest.as_chunks_mut::<2>();
+    for (inputs, out) in twos.iter().zip(out_twos) {
         *out = sums_in_eights(weights, *inputs);
     }
     for (input, out) in rest.iter().zip(out_rest) {
@@ -293,6 +311,19 @@ mod tests {
         }
     }
 
+    type Dots = fn(&[f64], &[&[f64]], &mut [f64]);
+
+    /// The sums in all registers that this processor has.
+    fn every_width() -> Vec<Dots> {
+        let mut all: Vec<Dots> = vec![dots, dots_in_eights];
+        #[cfg(target_arch = "x86_64")]
+        if is_x86_feature_detected!("avx2") {
+            // SAFETY: this processor has AVX2.
+            all.push(|weights, inputs, out| unsafe { dots_avx2(weights, inputs, out) });
+        }
+        all
+    }
+
     /// Neither wider registers nor four inputs at once change a bit, at any length: the eight sums
     /// of the definition, element by element.
     #[test]
@@ -311,11 +342,13 @@ mod tests {
                 .map(|k| (0..length).map(|i| value(i * 31 + 7 * k + 5)).collect())
                 .collect();
             let slices: Vec<&[f64]> = inputs.iter().map(Vec::as_slice).collect();
-            let mut out = vec![f64::NAN; inputs.len()];
-            dots(&weights[..length], &slices, &mut out);
-            for (out, input) in out.iter().zip(&inputs) {
-                assert_eq!(out.to_bits(), plain(input));
-                assert_eq!(dot(&weights[..length], input).to_bits(), plain(input));
+            for widths in every_width() {
+                let mut out = vec![f64::NAN; inputs.len()];
+                widths(&weights[..length], &slices, &mut out);
+                for (out, input) in out.iter().zip(&inputs) {
+                    assert_eq!(out.to_bits(), plain(input));
+                    assert_eq!(dot(&weights[..length], input).to_bits(), plain(input));
+                }
             }
         }
     }

@@ -54,18 +54,7 @@ pub fn page(report: &Report, plots: &[Plot]) -> String {
         figure(&mut page, "measured-seconds");
         page.list(&measured.differences);
     }
-    if !(report.prefetch.is_empty() && report.prefetch_refused.is_empty()) {
-        page.section(text::PREFETCH_HEADING);
-        page.list(&text::prefetch_words(report));
-        let (header, rows) = tables::prefetch_table(&report.prefetch);
-        page.table(&header, &rows);
-        let refused = report.prefetch_refused.iter();
-        page.list(
-            &refused
-                .map(|why| format!("refused: {why}"))
-                .collect::<Vec<_>>(),
-        );
-    }
+    prefetch_section(&mut page, report);
     for run in &report.recorded_runs {
         page.section("Recorded run");
         let verdict = run
@@ -79,6 +68,19 @@ pub fn page(report: &Report, plots: &[Plot]) -> String {
         page.list(&report.notes);
     }
     page.finish()
+}
+
+fn prefetch_section(page: &mut Page, report: &Report) {
+    if report.prefetch.is_empty() && report.prefetch_refused.is_empty() {
+        return;
+    }
+    page.section(text::PREFETCH_HEADING);
+    page.list(&text::prefetch_words(report));
+    let (header, rows) = tables::prefetch_table(&report.prefetch);
+    page.table(&header, &rows);
+    let refused = report.prefetch_refused.iter();
+    let refused: Vec<String> = refused.map(|why| format!("refused: {why}")).collect();
+    page.list(&refused);
 }
 
 fn view_section(page: &mut Page, view: &View, report: &Report, plots: &[Plot]) {
