@@ -160,12 +160,10 @@ pub enum LineProblem {
         got: String,
     },
     /// Text that is not base64 of the standard alphabet with its padding.
-    #[error(
-        "byte {at_byte}: expected base64 in fours of A-Z a-z 0-9 + / with = at its end, got {got:?}"
-    )]
+    #[error("expected base64 in fours of A-Z a-z 0-9 + / with = at its end, got {got:?}: {error}")]
     Base64 {
-        /// Place in the line, counted from 0.
-        at_byte: usize,
+        /// What is wrong with it.
+        error: base64::DecodeError,
         /// The text, shortened.
         got: String,
     },
