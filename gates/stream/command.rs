@@ -228,6 +228,7 @@ fn h01_h04_arguments_mean_what_they_say() {
         &["--temperature", "1"],
         &["--spec", "4"],
         &["--tf-check", "--stop-id", "1"],
+        &["--tf-check", "--dump-logits", "x"],
         &["--full-recompute", "--load-state", "x"],
     ] {
         expect(&mut generate(arguments), 2);
@@ -275,6 +276,8 @@ fn tf_check_counts_agreement() {
     assert_eq!(forced["tf_positions"], full.len() - 1);
     assert_eq!(forced["tf_matches"], right);
     assert!(right >= full.len() - prompt);
+    // There are no steps; the time of the check was reported as that of none.
+    assert!(report["totals"]["seconds"].as_f64().unwrap() > 0.0);
 }
 
 fn shell(script: &str, arguments: &[&str]) -> Command {

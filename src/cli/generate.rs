@@ -203,7 +203,7 @@ fn execute(args: &GenerateArgs, prepared: Prepared) -> Result<Exit, CommandError
         stopped_by: computed.generated.stopped_by,
         teacher_forcing: computed.forced,
         settings: settings(args, &files, &streamed, text.as_ref(), &operations, options),
-        totals: totals(&streamed, &steps),
+        totals: totals(&streamed, &steps, computed.seconds),
         steps,
         peak: peak(&plan),
         plan,
@@ -227,6 +227,8 @@ struct Computed {
     forced: Option<TeacherForcing>,
     /// Whether it came to its end.
     complete: bool,
+    /// Seconds from the first pass to the last.
+    seconds: f64,
 }
 
 /// Generates, or checks by teacher forcing.
@@ -240,6 +242,7 @@ fn compute(
         ids,
         stopped_by: None,
     };
+    let start = Instant::now();
     let computed = if args.tf_check {
         let forced = run::teacher_forcing(sequence, &request.ids, watch);
         forced.map(|forced| (chose(Vec::new()), Some(forced)))
@@ -247,16 +250,19 @@ fn compute(
         let generated = run::generate(sequence, request, watch);
         generated.map(|generated| (generated, None))
     };
+    let seconds = start.elapsed().as_secs_f64();
     match computed {
         Ok((generated, forced)) => Ok(Computed {
             generated,
             forced,
             complete: true,
+            seconds,
         }),
         Err(EngineError::Interrupted) => Ok(Computed {
             generated: chose(watch.chosen()),
             forced: None,
             complete: false,
+            seconds,
         }),
         Err(error) => Err(engine_error(&error)),
     }
@@ -488,13 +494,20 @@ fn settings(
     }
 }
 
+/// `computed_seconds` are those of a run without steps: a check by teacher forcing.
 fn totals(
     streamed: &StreamedEngine<Contract>,
     steps: &[crate::generate::report::StepRow],
+    computed_seconds: f64,
 ) -> Totals {
     let (trunk, experts) = (streamed.layers.counters(), streamed.experts.counters());
-    let seconds: f64 = steps.iter().map(|row| row.step.seconds).sum();
-    let waited: f64 = steps.iter().map(|row| row.wait_seconds).sum();
+    let (seconds, waited) = if steps.is_empty() {
+        let waited = trunk.wait_nanoseconds + experts.wait_nanoseconds;
+        (computed_seconds, waited as f64 / 1e9)
+    } else {
+        let seconds = steps.iter().map(|row| row.step.seconds).sum();
+        (seconds, steps.iter().map(|row| row.wait_seconds).sum())
+    };
     let requests = experts.table.hits + experts.table.misses;
     let percent = |part: f64, whole: f64| {
         if whole > 0.0 {

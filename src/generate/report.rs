@@ -81,7 +81,7 @@ pub struct Totals {
     pub layer_pinned_uses: u64,
     /// Of the others, those that had been read when they were asked for.
     pub layer_ready_uses: u64,
-    /// Seconds of all steps.
+    /// Seconds of all steps, or of the check where there are none.
     pub seconds: f64,
     /// Seconds in which the computation waited for the disk, in percent of them.
     pub io_share_percent: f64,

@@ -3,9 +3,9 @@
 //! The budgets of a layer admit any right order of a sum, so a kernel path, a number of threads or
 //! a chunk that changes bits is within all of them. Here the operations of the contract go through
 //! the layer again, on the same input and weights, by another path and with other threads. Narrow
-//! layers are repeated whole, by the scalar definitions and a token at a time. Of a wide layer it is
-//! the last call alone, from the state that the subject carried into it, by another vector path if
-//! the processor has one: the scalar definitions would take longer than the reference.
+//! layers are repeated whole, by the scalar definitions and a token at a time. Of a wide layer it
+//! is the last call alone, from the state that the subject carried into it, by another vector path
+//! if the processor has one: the scalar definitions would take longer than the reference.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -72,7 +72,8 @@ impl Again {
         } else {
             "the last call"
         };
-        let way = format!("{what}, {} path, {threads} threads", path.name());
+        let plural = if threads == 1 { "" } else { "s" };
+        let way = format!("{what}, {} path, {threads} thread{plural}", path.name());
         Ok(Self { bench, shape, way })
     }
 

@@ -30,7 +30,8 @@ impl LayersReport {
             let stage = row.stages.iter().find(|stage| stage.stage == **column)?;
             match (stage.verdict, stage.ratio) {
                 (Verdict::NotRun, _) => None,
-                (Verdict::Fail, None) => Some(HOTTEST),
+                // Within its budget, and beyond in another way: bits, ratchet, end to end.
+                (Verdict::Fail, ratio) if ratio.is_none_or(|ratio| ratio <= 1.0) => Some(HOTTEST),
                 (_, ratio) => Some(ratio?.log10().clamp(COLDEST, HOTTEST)),
             }
         };

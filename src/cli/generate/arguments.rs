@@ -111,7 +111,9 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "FILE")]
     pub load_state: Option<PathBuf>,
     /// Instead of generating, feed the ids and report how often each next one is the model's choice
-    #[arg(long, conflicts_with_all = ["load_state", "save_state", "full_recompute", "stop_id"])]
+    #[arg(long, conflicts_with_all = [
+        "load_state", "save_state", "full_recompute", "stop_id", "dump_logits",
+    ])]
     pub tf_check: bool,
     /// Epsilon of the two low-rank norms in MLA
     #[arg(long, value_name = "X", default_value_t = MLA_NORM_EPS, value_parser = parse_epsilon)]
