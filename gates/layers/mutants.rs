@@ -11,6 +11,7 @@ use k3_verify::checkpoint::{Checkpoint, ModelShape};
 use k3_verify::config::{MLA_NORM_EPS, RawConfig};
 use k3_verify::gates::kernels::KernelFixtures;
 use k3_verify::gates::runner::shipped_kernels;
+use k3_verify::layers::again::Extent;
 use k3_verify::layers::judge::Judge;
 use k3_verify::layers::kernels;
 use k3_verify::layers::run::{Chain, Input, Run, RunError, Step, Subject};
@@ -586,5 +587,72 @@ fn engine_mutants_that_forgive_damage_are_told_by_who_refuses_the_layer() {
             "{id}: {forgiven}"
         );
         assert!(forgiven.to_string().contains(named), "{id}: {forgiven}");
+    }
+}
+
+/// The first stage with other bits when the last call alone is computed again, from the state that
+/// the subject carried into it, and how many values that were.
+fn last_call(
+    bench: &Bench,
+    operations: &Arc<dyn Operations>,
+    steps: &[Step],
+    input: Input,
+) -> (usize, Option<(Option<usize>, String, Vec<usize>)>) {
+    let calls = (vec![14, 1, 1, 1, 1], 1);
+    let mut run = bench.run(Arc::clone(operations), input, calls).unwrap();
+    let Subject::Engine(engine) = &mut run.subject else {
+        unreachable!("the bench runs an engine")
+    };
+    engine.repeat(Extent::LastCall).unwrap();
+    let mut values = 0;
+    for step in steps {
+        let row = run.step(*step).unwrap();
+        let Some(repeated) = row.repeated else {
+            continue;
+        };
+        assert!(repeated.values > 0, "{step:?}");
+        values += repeated.values;
+        if repeated.differing > 0 {
+            let stage = row.first_divergence().unwrap();
+            let index = stage.first.as_ref().unwrap().index.clone();
+            return (values, Some((row.layer, stage.stage.clone(), index)));
+        }
+    }
+    (values, None)
+}
+
+/// As a wide layer is repeated: a right engine has the same bits in both kinds of attention, both
+/// MLPs and the closing stages; a wrong one has others in the token of the last call.
+#[test]
+fn the_last_call_is_computed_again_from_the_state_before_it() {
+    let tiny = Tiny::open();
+    let bench = Bench::open(&tiny, &tiny.model());
+    let chain = || Input::Chain {
+        ids: (0..18).map(|n| (n * 97 + 5) % 256).collect(),
+        chain: Chain::default(),
+    };
+    let drawn = || Input::Synthetic { seed: 1, rows: 18 };
+    for operations in [Contract::default(), Contract::fastest()] {
+        let right: Arc<dyn Operations> = Arc::new(operations);
+        let (values, differing) = last_call(&bench, &right, &CHAINED, chain());
+        assert_eq!(differing, None);
+        let (closing, differing) = last_call(&bench, &right, &DRAWN, drawn());
+        assert_eq!(differing, None);
+        assert!(values > 1000 && closing > 256, "{values} {closing}");
+    }
+    for (id, layer, stage) in [
+        ("a8-write-rounded", 0, "kda.o"),
+        ("a7-expanded", 3, "mla.o"),
+        ("a9-situ-other-order", 0, "mlp_out"),
+    ] {
+        let mutant = mutants().into_iter().find(|mutant| mutant.id == id);
+        let wrong = mutant.unwrap().operations();
+        let (_, differing) = last_call(&bench, &wrong, &CHAINED, chain());
+        let (found, at, index) = differing.unwrap();
+        assert_eq!(
+            (found, at.as_str(), index[0]),
+            (Some(layer), stage, 17),
+            "{id}"
+        );
     }
 }

@@ -2,15 +2,15 @@
 //!
 //! The budgets of a layer admit any right order of a sum, so a kernel path, a number of threads or
 //! a chunk that changes bits is within all of them. Here the operations of the contract go through
-//! the layer again, on the same input and weights, by another path and with other threads. Narrow
-//! layers are repeated whole, by the scalar definitions and a token at a time. Of a wide layer it
-//! is the last call alone, from the state that the subject carried into it, by another vector path
-//! if the processor has one: the scalar definitions would take longer than the reference.
+//! the layer again, on the same input and weights. Narrow layers are repeated whole, by the scalar
+//! definitions and a token at a time. Of a wide layer it is the last call alone, from the state
+//! that the subject carried into it, with another number of threads and by another vector path if
+//! the processor has two: the scalar definitions would take longer than the reference.
 
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::judge::element_of;
+use super::judge::{element_of, verdict};
 use super::subject::rows_of;
 use crate::checkpoint::Checkpoint;
 use crate::compare::{Budget, Comparison, compare};
@@ -23,14 +23,36 @@ use crate::reference::Residual;
 use crate::report::layers::{LayerRow, Repeated, StageRow, Verdict};
 use crate::stages::{Stage, StageDump, StageKey, StageTensor, StageValues};
 
-/// The widest hidden width of a layer that is repeated whole: 2²⁰ weights in a square matrix.
-const NARROW: usize = 1024;
+/// How much of a layer is repeated.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Extent {
+    /// Every call, by the scalar definitions, a token at a time.
+    Whole,
+    /// The last call, as one chunk.
+    LastCall,
+}
+
+impl Extent {
+    /// The widest hidden width of a layer that is repeated whole: 2²⁰ weights in a square matrix.
+    const NARROW: usize = 1024;
+
+    /// What there is time for.
+    #[must_use]
+    pub fn of(shape: &Shape) -> Self {
+        if shape.hidden <= Self::NARROW {
+            Self::Whole
+        } else {
+            Self::LastCall
+        }
+    }
+}
 
 /// The other way to compute.
 #[derive(Debug)]
 pub struct Again {
     bench: Bench<Contract>,
     shape: Shape,
+    extent: Extent,
     way: String,
 }
 
@@ -43,17 +65,17 @@ impl Again {
         shape: Shape,
         checkpoint: Arc<Checkpoint>,
         (path, options): (KernelPath, EngineOptions),
+        extent: Extent,
     ) -> Result<Self, EngineError> {
-        let is_narrow = shape.hidden <= NARROW;
-        let other = KernelPath::available().into_iter().rev();
-        let other = other
-            .filter(|other| *other != KernelPath::SCALAR)
-            .find(|other| *other != path);
-        let (path, threads, chunk_tokens) = if is_narrow {
-            (KernelPath::SCALAR, 1, 1)
-        } else {
-            let threads = options.threads.max(1) + 1;
-            (other.unwrap_or(path), threads, options.chunk_tokens)
+        let (what, path, threads, chunk_tokens) = match extent {
+            Extent::Whole => ("every token by itself", KernelPath::SCALAR, 1, 1),
+            Extent::LastCall => {
+                let others = KernelPath::available().into_iter().rev();
+                let mut vectors = others.filter(|other| *other != KernelPath::SCALAR);
+                let other = vectors.find(|other| *other != path).unwrap_or(path);
+                let threads = options.threads.max(1) + 1;
+                ("the last call", other, threads, options.chunk_tokens)
+            }
         };
         let operations = Arc::new(Contract { path });
         let experts = OnDemand {
@@ -67,14 +89,14 @@ impl Again {
             mla_norm_eps: options.mla_norm_eps,
         };
         let bench = Bench::new(operations, shape.clone(), Box::new(experts), options)?;
-        let what = if is_narrow {
-            "every token by itself"
-        } else {
-            "the last call"
-        };
         let plural = if threads == 1 { "" } else { "s" };
         let way = format!("{what}, {} path, {threads} thread{plural}", path.name());
-        Ok(Self { bench, shape, way })
+        Ok(Self {
+            bench,
+            shape,
+            extent,
+            way,
+        })
     }
 
     /// What is repeated and how, in words.
@@ -83,14 +105,13 @@ impl Again {
         &self.way
     }
 
-    fn is_narrow(&self) -> bool {
-        self.shape.hidden <= NARROW
-    }
-
     /// Index of the first call that is repeated.
     #[must_use]
     pub fn first_call(&self, calls: &[usize]) -> usize {
-        if self.is_narrow() { 0 } else { calls.len() - 1 }
+        match self.extent {
+            Extent::Whole => 0,
+            Extent::LastCall => calls.len().saturating_sub(1),
+        }
     }
 
     /// Takes over what `state` carries for layer `layer`; other layers' slots stay empty.
@@ -149,35 +170,60 @@ impl Again {
     }
 
     fn chunks(&self, rows: Range<usize>) -> Vec<Range<usize>> {
-        if self.is_narrow() {
-            rows.map(|row| row..row + 1).collect()
-        } else {
-            vec![rows]
+        match self.extent {
+            Extent::Whole => rows.map(|row| row..row + 1).collect(),
+            Extent::LastCall => vec![rows],
         }
     }
 }
 
 /// Holds a row to the bits of the other computation. The first stage with others fails; what comes
-/// after it is made from it.
+/// after it is made from it. A stage of the row that was not computed again is NOT RUN.
 pub fn judge(row: &mut LayerRow, dump: &StageDump, again: &StageDump) {
     let mut repeated = Repeated::default();
     for stage in Stage::ALL {
         let layer = row.layer;
         let key = StageKey { layer, stage };
         let judged = row.stages.iter_mut().find(|row| row.stage == stage.name());
-        let both = dump.tensors.get(&key).zip(again.tensors.get(&key));
-        let (Some(judged), Some((got, right))) = (judged, both) else {
+        let (Some(judged), Some(got)) = (judged, dump.tensors.get(&key)) else {
+            continue;
+        };
+        let Some(right) = again.tensors.get(&key) else {
+            if judged.verdict == Verdict::Pass {
+                judged.verdict = Verdict::NotRun;
+                judged.problem = Some("it was not computed again".to_owned());
+            }
             continue;
         };
         let record = compare_tails(stage, got, right);
         if repeated.differing == 0 && !record.passed {
             mark(judged, &record);
-            row.verdict = Verdict::Fail;
         }
         repeated.values += record.count;
         repeated.differing += record.mismatches;
     }
+    row.verdict = verdict(&row.stages);
     row.repeated = Some(repeated);
+}
+
+/// Whether an error of the other computation is its result: numbers that no right computation
+/// has, where the subject had others.
+#[must_use]
+pub fn is_disagreement(error: &EngineError) -> bool {
+    matches!(
+        error,
+        EngineError::RouterNan { .. }
+            | EngineError::NonFiniteLogits { .. }
+            | EngineError::LatentCache { .. }
+    )
+}
+
+/// The row of a subject that came to an end where the other computation did not.
+pub fn fail(row: &mut LayerRow, error: &EngineError) {
+    row.verdict = Verdict::Fail;
+    row.problem = Some(format!(
+        "computed again, it does not come to an end: {error}"
+    ));
 }
 
 /// The last rows, as many as were computed again.
@@ -211,5 +257,34 @@ fn numbers(tensor: &StageTensor) -> Vec<f64> {
     match &tensor.values {
         StageValues::Real(values) => values.clone(),
         StageValues::Ids(ids) => ids.iter().copied().map(f64::from).collect(),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn real(shape: &[usize], values: &[f64]) -> StageTensor {
+        let (shape, values) = (shape.to_vec(), StageValues::Real(values.to_vec()));
+        StageTensor { shape, values }
+    }
+
+    /// Of three tokens the last two were computed again: the token that differs is counted from
+    /// the first of all, the value of a state from its own beginning.
+    #[test]
+    fn the_last_rows_are_compared_and_counted_from_the_first() {
+        let got = real(&[3, 2], &[9.0, 9.0, 1.0, 2.0, 3.0, 4.0]);
+        let right = real(&[2, 2], &[1.0, 2.0, 3.0, 4.0]);
+        assert!(compare_tails(Stage::Out, &got, &right).passed);
+        let wrong = real(&[2, 2], &[1.0, 2.0, 3.0, 4.5]);
+        let record = compare_tails(Stage::Out, &got, &wrong);
+        assert!(!record.passed);
+        assert_eq!(record.mismatches, 1);
+        assert_eq!(record.first_mismatch.unwrap().index, [2, 1]);
+        let (got, wrong) = (real(&[2, 1], &[1.0, 2.0]), real(&[2, 1], &[1.0, -2.0]));
+        let record = compare_tails(Stage::KdaState, &got, &wrong);
+        assert_eq!(record.first_mismatch.unwrap().index, [1, 0]);
+        let zero = real(&[1], &[0.0]);
+        assert!(!compare_tails(Stage::Out, &zero, &real(&[1], &[-0.0])).passed);
     }
 }

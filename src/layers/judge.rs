@@ -29,7 +29,7 @@ use crate::reference::{
 use crate::report::layers::{Chained, Element, LayerRow, StageRow, Verdict};
 use crate::stages::{Stage, StageDump, StageKey, StageValues};
 
-/// Factor on the measured noise floor end to end (PRODUCT.md, budgets).
+/// Factor on the measured noise floor end to end (`gates/PRECISION.md`).
 pub const CHAINED_FACTOR: f64 = 8.0;
 
 /// What every judgement needs to know.
@@ -321,7 +321,8 @@ fn kind_of(weights: &LayerWeights) -> (&'static str, &'static str, Vec<Stage>) {
     (attention, mlp, stages)
 }
 
-fn verdict(stages: &[StageRow]) -> Verdict {
+/// Of all stages of a row.
+pub(super) fn verdict(stages: &[StageRow]) -> Verdict {
     let has = |verdict| stages.iter().any(|stage| stage.verdict == verdict);
     if has(Verdict::Fail) {
         Verdict::Fail

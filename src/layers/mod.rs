@@ -10,7 +10,8 @@
 //! The verdict is local: every stage recomputed from the subject's own inputs to it. Beside it
 //! stands the chained comparison: the whole layer in f64 from the layer's input, within eight times
 //! the measured floor (the same with every stored activation rounded to the subject's precision).
-//! [`again`] computes what the engine did another way, which must change no bit.
+//! [`again`] computes what the engine did another way, narrow layers whole and of wide ones the
+//! last call, which must change no bit.
 //! [`kernels`] runs the engine's single operations on the shipped fixtures first. On a set that
 //! ships, [`ratchet`] holds both to what was recorded.
 

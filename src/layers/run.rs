@@ -17,7 +17,7 @@ use crate::reference::model::embed;
 use crate::reference::{AsComputed, ClosingWeights, RELEASED, Reader, ReferenceError, Residual};
 use crate::report::layers::LayerRow;
 use crate::simcache::random::SplitMix64;
-use crate::stages::NoStages;
+use crate::stages::{NoStages, StageDump};
 
 /// One row to come.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -202,28 +202,14 @@ impl<O: Operations + ?Sized + 'static> Run<'_, O> {
             Err(problem) => return Ok(LayerRow::not_run("layer", Some(layer), problem)),
         };
         // The engine's weights are gone before the reference's are read.
-        let (dump, again) = match &mut self.subject {
-            Subject::Dump(dump) => (dump.layer(Some(layer)), None),
-            Subject::Engine(engine) => match complete(&before) {
-                Some(input) => {
-                    let computed = engine.layer(layer, &input, &self.calls)?;
-                    (
-                        computed.stages,
-                        Some(computed.again.map_err(RunError::Again)?),
-                    )
-                }
-                None => {
-                    let problem = "the input dump lacks the running sum or a bank".to_owned();
-                    return Ok(LayerRow::not_run("layer", Some(layer), problem));
-                }
-            },
+        let (dump, again) = match self.computed(&before, Some(layer))? {
+            Ok(computed) => computed,
+            Err(problem) => return Ok(LayerRow::not_run("layer", Some(layer), problem)),
         };
         let pass = self.judge.pass(&AsComputed);
         let weights = LayerWeights::load(&self.reader, &pass, layer)?;
         let (mut row, after) = self.judge.layer(&weights, &before, &dump)?;
-        if let Some(again) = again {
-            again::judge(&mut row, &dump, &again);
-        }
+        hold(&mut row, &dump, again)?;
         if let (Input::Chain { chain, .. }, Some(after)) = (&mut self.input, after) {
             *chain = Chain {
                 next: layer + 1,
@@ -238,28 +224,37 @@ impl<O: Operations + ?Sized + 'static> Run<'_, O> {
             Ok(before) => before,
             Err(problem) => return Ok(LayerRow::not_run("closing", None, problem)),
         };
-        let (dump, again) = match &mut self.subject {
-            Subject::Dump(dump) => (dump.layer(None), None),
-            Subject::Engine(engine) => match complete(&before) {
-                Some(input) => {
-                    let computed = engine.closing(&input, &self.calls)?;
-                    (
-                        computed.stages,
-                        Some(computed.again.map_err(RunError::Again)?),
-                    )
-                }
-                None => {
-                    let problem = "the input dump lacks the running sum or a bank".to_owned();
-                    return Ok(LayerRow::not_run("closing", None, problem));
-                }
-            },
+        let (dump, again) = match self.computed(&before, None)? {
+            Ok(computed) => computed,
+            Err(problem) => return Ok(LayerRow::not_run("closing", None, problem)),
         };
         let weights = ClosingWeights::load(&self.reader, self.judge.config, &RELEASED)?;
         let mut row = self.judge.closing(&weights, &before, &dump)?;
-        if let Some(again) = again {
-            again::judge(&mut row, &dump, &again);
-        }
+        hold(&mut row, &dump, again)?;
         Ok(row)
+    }
+
+    /// The subject's stages of a layer, or of what closes the model, and what an engine's are held
+    /// to; or why there are none.
+    fn computed(
+        &mut self,
+        before: &SubjectResidual,
+        layer: Option<usize>,
+    ) -> Result<Result<(StageDump, OtherStages), String>, RunError> {
+        let engine = match &mut self.subject {
+            Subject::Dump(dump) => return Ok(Ok((dump.layer(layer), None))),
+            Subject::Engine(engine) => engine,
+        };
+        let Some(input) = complete(before) else {
+            return Ok(Err(
+                "the input dump lacks the running sum or a bank".to_owned()
+            ));
+        };
+        let computed = match layer {
+            Some(layer) => engine.layer(layer, &input, &self.calls)?,
+            None => engine.closing(&input, &self.calls)?,
+        };
+        Ok(Ok((computed.stages, Some(computed.again))))
     }
 
     /// What layer `layer` is fed, or why that cannot be had.
@@ -320,4 +315,18 @@ impl<O: Operations + ?Sized + 'static> Run<'_, O> {
             .map(|r| SubjectResidual::carried(&r))
             .ok_or_else(lost))
     }
+}
+
+/// What an engine's bits are held to; none of a dump.
+type OtherStages = Option<Result<StageDump, EngineError>>;
+
+/// Holds a row to the bits of the other computation, if there is one.
+fn hold(row: &mut LayerRow, dump: &StageDump, again: OtherStages) -> Result<(), RunError> {
+    match again {
+        None => {}
+        Some(Ok(again)) => again::judge(row, dump, &again),
+        Some(Err(error)) if again::is_disagreement(&error) => again::fail(row, &error),
+        Some(Err(error)) => return Err(RunError::Again(error)),
+    }
+    Ok(())
 }

@@ -4,7 +4,7 @@ use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::again::Again;
+use super::again::{Again, Extent};
 use crate::checkpoint::Checkpoint;
 use crate::compare::Precision;
 use crate::config::RawConfig;
@@ -64,7 +64,8 @@ impl<O: Operations + ?Sized + 'static> EngineSubject<O> {
             options,
         )?;
         let way = (operations.path(), options);
-        let again = Again::new(shape.clone(), Arc::clone(&checkpoint), way)?;
+        let extent = Extent::of(&shape);
+        let again = Again::new(shape.clone(), Arc::clone(&checkpoint), way, extent)?;
         Ok(Self {
             operations,
             checkpoint,
@@ -85,6 +86,17 @@ impl<O: Operations + ?Sized + 'static> EngineSubject<O> {
     #[must_use]
     pub fn options(&self) -> EngineOptions {
         self.options
+    }
+
+    /// Computes another part of each layer again than its width asks for.
+    ///
+    /// # Errors
+    /// The threads cannot be started.
+    pub fn repeat(&mut self, extent: Extent) -> Result<(), EngineError> {
+        let way = (self.operations.path(), self.options);
+        let (shape, checkpoint) = (self.shape.clone(), Arc::clone(&self.checkpoint));
+        self.again = Again::new(shape, checkpoint, way, extent)?;
+        Ok(())
     }
 
     /// What is computed again, and how.
