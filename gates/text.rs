@@ -1,6 +1,6 @@
 //! Text: trials D, vectors made by others, `tokenize`, and text in and out of `generate`.
 //!
-//! Every rule is tried on both encoders: the crate over the ranks it carries, and our own merge
+//! The rules are tried on both encoders: the crate over the ranks it carries, and our own merge
 //! over a table of the same ranks. Outside vectors are reached through `K3_EXTERNAL`.
 
 #![allow(clippy::unwrap_used, clippy::print_stdout)]

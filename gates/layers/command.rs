@@ -3,7 +3,7 @@
 use std::path::Path;
 
 use k3_verify::gates::evidence::EvidenceSet;
-use k3_verify::report::layers::{LayersProvenance, LayersReport, Verdict};
+use k3_verify::report::layers::{LayerRow, LayersProvenance, LayersReport, Verdict};
 
 use super::{IDS, Tiny, expect, report, text};
 
@@ -361,6 +361,23 @@ fn a_partial_checkpoint_is_proved_as_far_as_it_goes() {
             .len(),
         2
     );
+    // The shard of embedding and head is asked for by what opens and closes the model alone.
+    let last = model.join("model-00006-of-000006.safetensors");
+    std::fs::rename(&last, model.join("aside")).unwrap();
+    let run = report(&["layers", "all", "--model", text(&model)], 4);
+    let verdict = |row: &LayerRow| (row.place.clone(), row.verdict);
+    let verdicts: Vec<_> = run.rows.iter().map(verdict).collect();
+    let expected = [
+        ("embed", Verdict::NotRun),
+        ("layer", Verdict::Pass),
+        ("layer", Verdict::Pass),
+        ("layer", Verdict::NotRun),
+        ("layer", Verdict::Pass),
+        ("closing", Verdict::NotRun),
+    ];
+    let expected = expected.map(|(place, verdict)| (place.to_owned(), verdict));
+    assert_eq!(verdicts, expected);
+    std::fs::rename(model.join("aside"), &last).unwrap();
     // A chain cannot pass over a gap.
     let chain = [
         "layers",
@@ -412,4 +429,29 @@ fn shipped_sets_are_held_to_the_ratchet_and_nothing_else_is() {
     let (stdout, _) = expect(&["layers", "0", "--model", text(&mild)], 0);
     let line = stdout.lines().nth(2).unwrap();
     assert_eq!(line, "held to the ratchet's mild/layers@engine synthetic");
+}
+
+/// Stages that were not asked for are not missing; a question that fits no stage is.
+#[test]
+fn stages_that_are_not_selected_do_not_fail() {
+    let tiny = Tiny::open();
+    let model = tiny.model();
+    let base = ["layers", "all", "--model", text(&model), "--stages"];
+    let run = report(&[&base[..], &["kda.*"]].concat(), 0);
+    for row in &run.rows {
+        let is_kda = row.attention.as_deref() == Some("KDA");
+        let expected = if is_kda {
+            Verdict::Pass
+        } else {
+            Verdict::NotSelected
+        };
+        assert_eq!(row.verdict, expected, "{row:?}");
+        assert_eq!(row.stages.is_empty(), !is_kda, "{row:?}");
+    }
+    let run = report(&[&base[..], &["kda.nothing"]].concat(), 4);
+    assert!(
+        run.rows
+            .iter()
+            .all(|row| row.verdict == Verdict::NotSelected)
+    );
 }

@@ -590,6 +590,9 @@ fn engine_mutants_that_forgive_damage_are_told_by_who_refuses_the_layer() {
     }
 }
 
+/// Layer, stage and index of an element.
+type Place = (Option<usize>, String, Vec<usize>);
+
 /// The first stage with other bits when the last call alone is computed again, from the state that
 /// the subject carried into it, and how many values that were.
 fn last_call(
@@ -597,7 +600,7 @@ fn last_call(
     operations: &Arc<dyn Operations>,
     steps: &[Step],
     input: Input,
-) -> (usize, Option<(Option<usize>, String, Vec<usize>)>) {
+) -> (usize, Option<Place>) {
     let calls = (vec![14, 1, 1, 1, 1], 1);
     let mut run = bench.run(Arc::clone(operations), input, calls).unwrap();
     let Subject::Engine(engine) = &mut run.subject else {

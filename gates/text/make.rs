@@ -5,6 +5,8 @@ use std::fs;
 use std::path::Path;
 use std::sync::OnceLock;
 
+use base64::Engine as _;
+use base64::engine::general_purpose::STANDARD;
 use k3_verify::text::{K3_RANKS, Markers, RankTable, Special, TextError, Tokenizer};
 
 /// K3's vocabulary as the crate carries it.
@@ -29,29 +31,10 @@ pub fn both() -> [(&'static str, &'static Tokenizer); 2] {
     [("the crate", built_in()), ("the table", table())]
 }
 
-/// Base64 with padding.
-pub fn base64(bytes: &[u8]) -> String {
-    let digits = b"ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz0123456789+/";
-    let mut text = String::new();
-    for group in bytes.chunks(3) {
-        let mut padded = [0; 4];
-        padded[1..=group.len()].copy_from_slice(group);
-        let bits = u32::from_be_bytes(padded);
-        for place in 0..4 {
-            if place <= group.len() {
-                text.push(digits[(bits >> (18 - 6 * place)) as usize & 63] as char);
-            } else {
-                text.push('=');
-            }
-        }
-    }
-    text
-}
-
 /// The text of a rank file: tokens in the order of their ranks.
 pub fn rank_file(tokens: &[Vec<u8>]) -> String {
     let lines = tokens.iter().enumerate();
-    let lines = lines.map(|(rank, token)| format!("{} {rank}\n", base64(token)));
+    let lines = lines.map(|(rank, token)| format!("{} {rank}\n", STANDARD.encode(token)));
     lines.collect()
 }
 

@@ -1,5 +1,5 @@
-//! The rules of pieces, merges and markers, trials D01 and D03 to D12, by both encoders. Expected
-//! pieces are the trials', taken from OpenAI's tiktoken 0.14.0.
+//! The rules of pieces, merges and markers, trials D01 and D03 to D12: by both encoders, the order
+//! of merges on small tables. Expected pieces are the trials', taken from OpenAI's tiktoken 0.14.0.
 
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -6,7 +6,7 @@
 use std::io::{self, Read};
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
-use std::process::{Command, Output, Stdio};
+use std::process::{Child, Command, ExitStatus, Output, Stdio};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
@@ -136,20 +136,14 @@ fn wait(command: &mut Command, interrupt: &Interrupt) -> io::Result<Output> {
     // A group of its own: Ctrl-C on a terminal comes to it from here, once, and not twice.
     let mut child = piped.process_group(0).spawn()?;
     let (stdout, stderr) = (drain(child.stdout.take()), drain(child.stderr.take()));
-    let mut told = false;
-    let status = loop {
-        if let Some(status) = child.try_wait()? {
-            break status;
+    let status = match ended(&mut child, interrupt) {
+        Ok(status) => status,
+        Err(error) => {
+            // Nobody else would end it: it is in a group of its own.
+            let _ = child.kill();
+            let _ = child.wait();
+            return Err(error);
         }
-        if interrupt.is_set() && !told {
-            told = true;
-            // The process has not been waited for, so that the number is still its own.
-            let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
-            if let Some(pid) = pid {
-                kill_process(pid, Signal::TERM)?;
-            }
-        }
-        std::thread::sleep(Duration::from_millis(LOOK_MILLISECONDS));
     };
     let whole = |bytes: JoinHandle<io::Result<Vec<u8>>>| {
         let ended = || io::Error::other("the reading thread ended");
@@ -160,6 +154,25 @@ fn wait(command: &mut Command, interrupt: &Interrupt) -> io::Result<Output> {
         stdout: whole(stdout)?,
         stderr: whole(stderr)?,
     })
+}
+
+/// Waits; an interrupt becomes the run's own.
+fn ended(child: &mut Child, interrupt: &Interrupt) -> io::Result<ExitStatus> {
+    let mut told = false;
+    loop {
+        if let Some(status) = child.try_wait()? {
+            return Ok(status);
+        }
+        if interrupt.is_set() && !told {
+            told = true;
+            // The process has not been waited for, so that the number is still its own.
+            let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
+            if let Some(pid) = pid {
+                kill_process(pid, Signal::TERM)?;
+            }
+        }
+        std::thread::sleep(Duration::from_millis(LOOK_MILLISECONDS));
+    }
 }
 
 /// Reads a pipe to its end beside the wait: a full pipe would stop the run.

@@ -82,7 +82,7 @@ struct Prepared {
 /// Runs the command.
 ///
 /// # Errors
-/// [`CommandError`]; nothing is printed as a result then.
+/// [`CommandError`]; neither ids nor a report are printed then, text that has streamed stands.
 pub fn run(args: &GenerateArgs) -> Result<Exit, CommandError> {
     let start = Instant::now();
     args.check()?;
@@ -176,7 +176,7 @@ fn execute(args: &GenerateArgs, prepared: Prepared) -> Result<Exit, CommandError
     let (steps, pending) = if computed.complete {
         watch.finish()?
     } else {
-        (watch.give_up(), Pending::new())
+        (watch.give_up()?, Pending::new())
     };
     if !said {
         // Some file systems refuse at the first read and not at open.

@@ -74,11 +74,25 @@ impl CommandError {
 pub fn report_error(error: &CommandError) -> Exit {
     let mut stderr = io::stderr().lock();
     // A closed stderr leaves the exit code to speak.
-    let _ = writeln!(stderr, "error: {:#}", error.error);
+    let _ = writeln!(stderr, "error: {}", in_one_line(&error.error));
     if let Some(hint) = &error.hint {
         let _ = writeln!(stderr, "hint: {hint}");
     }
     error.exit
+}
+
+/// An error and its causes; a cause that the error has told already is not told again.
+fn in_one_line(error: &anyhow::Error) -> String {
+    let mut line = String::new();
+    for cause in error.chain() {
+        let cause = cause.to_string();
+        if line.is_empty() {
+            line = cause;
+        } else if !line.contains(&cause) {
+            line = format!("{line}: {cause}");
+        }
+    }
+    line
 }
 
 /// A reader that closed the pipe has seen enough; any other failure to write is an error.
@@ -201,4 +215,20 @@ fn unwritable(path: &Path, error: &io::Error) -> CommandError {
         anyhow::anyhow!("{}: cannot write: {error}", path.display()),
         Exit::BadInput,
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Errors that name their cause and hand it on too said it twice or three times.
+    #[test]
+    fn a_cause_is_told_once() {
+        let cause = io::Error::new(io::ErrorKind::NotFound, "no such file");
+        let error = anyhow::Error::new(cause).context("model/config.json: no such file");
+        assert_eq!(in_one_line(&error), "model/config.json: no such file");
+        let error = error.context("cannot begin");
+        let whole = "cannot begin: model/config.json: no such file";
+        assert_eq!(in_one_line(&error), whole);
+    }
 }

@@ -51,6 +51,9 @@ pub fn parse_ids(text: &str) -> Result<Vec<u32>, String> {
     text.split(',').map(parse_id).collect()
 }
 
+/// Characters of a wrong id that a message shows.
+const SHOWN_CHARS: usize = 40;
+
 /// One id: decimal digits.
 ///
 /// # Errors
@@ -58,7 +61,11 @@ pub fn parse_ids(text: &str) -> Result<Vec<u32>, String> {
 pub fn parse_id(text: &str) -> Result<u32, String> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let id = text.parse().ok().filter(|_| digits);
-    id.ok_or_else(|| format!("'{text}' is no token id (decimal digits, below 2^32)"))
+    id.ok_or_else(|| {
+        let shown: String = text.chars().take(SHOWN_CHARS).collect();
+        let shown = shown.escape_debug();
+        format!("'{shown}' is no token id (decimal digits, below 2^32)")
+    })
 }
 
 #[cfg(test)]

@@ -11,7 +11,10 @@ use crate::exit::Exit;
 use crate::text::{Special, TextError};
 
 /// Largest input: places in one piece of text are counted in 32 bits, with room to spare.
-const MAX_INPUT_BYTES: u64 = 1 << 30;
+pub const MAX_INPUT_BYTES: u64 = 1 << 30;
+/// Largest prompt: about a million tokens. It is read and encoded before the memory of the run can
+/// be planned, and what that takes has to stay below what a plan may be off by.
+pub const MAX_PROMPT_BYTES: u64 = 4 << 20;
 /// Stands for stdin.
 const STDIN: &str = "-";
 
@@ -52,8 +55,9 @@ pub fn name_of(path: &Path) -> String {
 /// the last line end.
 ///
 /// # Errors
-/// It is missing, unreadable, too large, or not UTF-8 (3, naming the first wrong byte).
-pub fn read_text(path: &Path) -> Result<String, CommandError> {
+/// It is missing, unreadable, larger than `limit_bytes`, or not UTF-8 (3, naming the first wrong
+/// byte).
+pub fn read_text(path: &Path, limit_bytes: u64) -> Result<String, CommandError> {
     let from_stdin = path.as_os_str() == STDIN;
     let name = name_of(path);
     let refuse = |what: String| {
@@ -62,7 +66,7 @@ pub fn read_text(path: &Path) -> Result<String, CommandError> {
     };
     let mut bytes = Vec::new();
     let read = |source: &mut dyn Read, bytes: &mut Vec<u8>| {
-        source.take(MAX_INPUT_BYTES + 1).read_to_end(bytes)
+        source.take(limit_bytes + 1).read_to_end(bytes)
     };
     let done = if from_stdin {
         read(&mut io::stdin().lock(), &mut bytes)
@@ -72,9 +76,9 @@ pub fn read_text(path: &Path) -> Result<String, CommandError> {
         read(&mut file, &mut bytes)
     };
     done.map_err(|error| refuse(format!("cannot be read: {error}")))?;
-    if bytes.len() as u64 > MAX_INPUT_BYTES {
+    if bytes.len() as u64 > limit_bytes {
         return Err(refuse(format!(
-            "larger than the limit of {MAX_INPUT_BYTES} bytes"
+            "larger than the limit of {limit_bytes} bytes"
         )));
     }
     String::from_utf8(bytes).map_err(|error| {

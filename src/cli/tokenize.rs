@@ -8,7 +8,7 @@ use clap::Args;
 use super::generate::eprint_text;
 use super::output::{self, CommandError, Format};
 use super::sizes::parse_id;
-use super::text_input::{SpecialArg, name_of, read_text, text_error};
+use super::text_input::{MAX_INPUT_BYTES, SpecialArg, name_of, read_text, text_error};
 use crate::exit::Exit;
 use crate::generate::report::join;
 use crate::text::{K3_RANKS, K3_VOCABULARY, Special, Tokenizer, UNICODE_VERSION};
@@ -45,7 +45,7 @@ pub struct TokenizeArgs {
 /// # Errors
 /// A file that is missing, not UTF-8 or no vocabulary; an id that stands for nothing (3).
 pub fn run(args: &TokenizeArgs) -> Result<Exit, CommandError> {
-    let input = read_text(&args.input)?;
+    let input = read_text(&args.input, MAX_INPUT_BYTES)?;
     let tokenizer = match &args.tokenizer {
         Some(folder) => Tokenizer::open(folder),
         None => Tokenizer::built_in(),

@@ -202,7 +202,9 @@ pub fn judge(row: &mut LayerRow, dump: &StageDump, again: &StageDump) {
         repeated.values += record.count;
         repeated.differing += record.mismatches;
     }
-    row.verdict = verdict(&row.stages);
+    if row.verdict != Verdict::NotSelected {
+        row.verdict = verdict(&row.stages);
+    }
     row.repeated = Some(repeated);
 }
 

@@ -54,6 +54,15 @@ impl Judge<'_> {
         }
     }
 
+    /// The verdict over the stages of a row. None at all is nothing compared, unless only some
+    /// stages were asked for.
+    fn verdict(&self, stages: &[StageRow]) -> Verdict {
+        if stages.is_empty() && self.stages.is_some() {
+            return Verdict::NotSelected;
+        }
+        verdict(stages)
+    }
+
     /// The pass of the reference behind a hook.
     #[must_use]
     pub fn pass<'p>(&'p self, hook: &'p dyn StageHook) -> Pass<'p> {
@@ -105,7 +114,7 @@ impl Judge<'_> {
             layer,
             attention: Some(attention.to_owned()),
             mlp: Some(mlp.to_owned()),
-            verdict: verdict(&stages),
+            verdict: self.verdict(&stages),
             problem: None,
             h_max: largest(dump, StageKey::layer(weights.index, Stage::Out)),
             input_max: input.map(|input| largest_of(&input.sum.values)),
@@ -147,7 +156,7 @@ impl Judge<'_> {
             layer: None,
             attention: None,
             mlp: None,
-            verdict: verdict(&stages),
+            verdict: self.verdict(&stages),
             problem: None,
             h_max: None,
             input_max: input.map(|input| largest_of(&input.sum.values)),
@@ -178,7 +187,7 @@ impl Judge<'_> {
             layer: None,
             attention: None,
             mlp: None,
-            verdict: verdict(&stages),
+            verdict: self.verdict(&stages),
             problem: None,
             h_max: largest(dump, StageKey::model(Stage::Embed)),
             input_max: None,

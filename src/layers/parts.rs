@@ -167,6 +167,7 @@ pub fn merge(mut parts: Vec<(String, LayersReport)>) -> Result<LayersReport, Mer
         whole.provenance.row_seconds.extend(provenance.row_seconds);
         whole.provenance.platform = provenance.platform;
         whole.provenance.kernel_path = provenance.kernel_path;
+        whole.provenance.again = provenance.again;
         whole.provenance.inputs.push(file);
     }
     whole.conclude();
@@ -177,7 +178,7 @@ pub fn merge(mut parts: Vec<(String, LayersReport)>) -> Result<LayersReport, Mer
 fn badness(kernels: Option<&LayerRow>) -> u8 {
     match kernels.map(|row| row.verdict) {
         None | Some(Verdict::Pass) => 0,
-        Some(Verdict::NotRun) => 1,
+        Some(Verdict::NotRun | Verdict::NotSelected) => 1,
         Some(Verdict::Fail) => 2,
     }
 }

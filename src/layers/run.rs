@@ -169,7 +169,15 @@ impl<O: Operations + ?Sized + 'static> Run<'_, O> {
         }
     }
 
+    /// Why a layer, or what opens and closes the model, cannot be run on a part of a checkpoint.
+    fn absent(&self, layer: Option<usize>) -> Option<String> {
+        absent(&self.checkpoint, self.shape, layer)
+    }
+
     fn embed(&mut self) -> Result<LayerRow, RunError> {
+        if let Some(problem) = self.absent(None) {
+            return Ok(LayerRow::not_run("embed", None, problem));
+        }
         let ids = match &self.input {
             Input::Chain { ids, .. } => ids.clone(),
             Input::Synthetic { seed, rows } => {
@@ -192,9 +200,7 @@ impl<O: Operations + ?Sized + 'static> Run<'_, O> {
     }
 
     fn layer(&mut self, layer: usize) -> Result<LayerRow, RunError> {
-        let (absent, all) = absent_of(&self.checkpoint, self.shape, layer);
-        if absent > 0 && !self.checkpoint.missing_shards().is_empty() {
-            let problem = format!("{absent} of its {all} tensors are in shards that are absent");
+        if let Some(problem) = self.absent(Some(layer)) {
             return Ok(LayerRow::not_run("layer", Some(layer), problem));
         }
         let before = match self.before(layer)? {
@@ -220,6 +226,9 @@ impl<O: Operations + ?Sized + 'static> Run<'_, O> {
     }
 
     fn closing(&mut self) -> Result<LayerRow, RunError> {
+        if let Some(problem) = self.absent(None) {
+            return Ok(LayerRow::not_run("closing", None, problem));
+        }
         let before = match self.before(self.layers())? {
             Ok(before) => before,
             Err(problem) => return Ok(LayerRow::not_run("closing", None, problem)),
@@ -286,14 +295,16 @@ impl<O: Operations + ?Sized + 'static> Run<'_, O> {
         };
         let pass = self.judge.pass(&AsComputed);
         if chain.residual.is_none() || chain.next > layer {
+            if let Some(problem) = absent(&self.checkpoint, self.shape, None) {
+                return Ok(Err(format!("the chain cannot begin: {problem}")));
+            }
             let rows = embed(&self.reader, &pass, ids)?;
             (chain.next, chain.residual) = (0, Some(Residual::new(rows)));
         }
         while chain.next < layer {
-            let (absent, _) = absent_of(&self.checkpoint, self.shape, chain.next);
-            if absent > 0 && !self.checkpoint.missing_shards().is_empty() {
+            if let Some(problem) = absent(&self.checkpoint, self.shape, Some(chain.next)) {
                 return Ok(Err(format!(
-                    "the chain stops before layer {}, of which {absent} tensors are absent",
+                    "the chain stops before layer {}: {problem}",
                     chain.next
                 )));
             }
@@ -315,6 +326,13 @@ impl<O: Operations + ?Sized + 'static> Run<'_, O> {
             .map(|r| SubjectResidual::carried(&r))
             .ok_or_else(lost))
     }
+}
+
+/// Which tensors are absent with their shards, in words.
+fn absent(checkpoint: &Checkpoint, shape: &ModelShape, layer: Option<usize>) -> Option<String> {
+    let (absent, all) = absent_of(checkpoint, shape, layer);
+    let is_partial = absent > 0 && !checkpoint.missing_shards().is_empty();
+    is_partial.then(|| format!("{absent} of its {all} tensors are in shards that are absent"))
 }
 
 /// What an engine's bits are held to; none of a dump.

@@ -87,13 +87,17 @@ pub fn sources(
     })
 }
 
-/// Tensors of a layer that are not there, of how many.
+/// Tensors of a layer, or of what opens and closes the model, that are not there, of how many.
 #[must_use]
-pub fn absent_of(checkpoint: &Checkpoint, shape: &ModelShape, layer: usize) -> (u64, u64) {
+pub fn absent_of(checkpoint: &Checkpoint, shape: &ModelShape, layer: Option<usize>) -> (u64, u64) {
     let (mut absent, mut all) = (0, 0);
-    visit_layer(shape, layer, |tensor| {
+    let mut count = |name: &str| {
         all += 1;
-        absent += u64::from(checkpoint.find(tensor.name).is_none());
-    });
+        absent += u64::from(checkpoint.find(name).is_none());
+    };
+    match layer {
+        Some(layer) => visit_layer(shape, layer, |tensor| count(tensor.name)),
+        None => visit_model(shape, |tensor| count(tensor.name)),
+    }
     (absent, all)
 }

@@ -34,8 +34,11 @@ impl WeightSource for Checkpoint {
                 Unfit::Other { expected, got },
             ));
         }
-        // In parts side by side: one thread copies at a third of what the page cache gives.
         let read = |buffer: &mut [u8]| {
+            // Side by side where the caller brings threads; nowhere is the global pool begun.
+            if rayon::current_thread_index().is_none() {
+                return self.read_into(&info, 0..info.byte_len, buffer);
+            }
             let parts = buffer.par_chunks_mut(PART_BYTES).enumerate();
             parts.try_for_each(|(part, buffer)| {
                 let first = (part * PART_BYTES) as u64;

@@ -24,6 +24,9 @@ pub enum Verdict {
     /// It should have been compared and could not.
     #[serde(rename = "NOT RUN")]
     NotRun,
+    /// None of its stages was asked for.
+    #[serde(rename = "NOT SELECTED")]
+    NotSelected,
 }
 
 impl Verdict {
@@ -34,6 +37,7 @@ impl Verdict {
             Self::Pass => "PASS",
             Self::Fail => "FAIL",
             Self::NotRun => "NOT RUN",
+            Self::NotSelected => "NOT SELECTED",
         }
     }
 }
@@ -353,9 +357,11 @@ impl LayersReport {
             })
         });
         let has = |verdict| all().any(|row| row.verdict == verdict);
+        let mut selected = self.rows.iter();
+        let is_compared = selected.any(|row| row.verdict != Verdict::NotSelected);
         self.exit_code = if has(Verdict::Fail) {
             1
-        } else if has(Verdict::NotRun) || !self.outstanding.is_empty() || self.rows.is_empty() {
+        } else if has(Verdict::NotRun) || !self.outstanding.is_empty() || !is_compared {
             4
         } else {
             0
@@ -497,6 +503,9 @@ impl LayersReport {
             count(Verdict::Fail),
             count(Verdict::NotRun),
         );
+        if count(Verdict::NotSelected) > 0 {
+            let _ = write!(text, ", {} NOT SELECTED", count(Verdict::NotSelected));
+        }
         if !self.outstanding.is_empty() {
             let _ = write!(text, ", interrupted before {}", self.outstanding.join(", "));
         }

@@ -112,10 +112,10 @@ pub fn run(mut traces: Vec<Trace>, plan: &StudyPlan) -> Result<Report, StudyErro
     let views = study_orders(&orders, &view_plan);
     let main_view = &views[0];
     let forecast = budgets::forecast(main, main_view, &view_plan, &plan.machine, &budgets);
-    let compared = plan.ladder.as_ref().map(|rungs| {
-        let compared = ladder::compare(main, rungs, plan);
-        compared.ok_or(StudyError::NothingToMeasure)
-    });
+    let rungs = plan.ladder.as_ref();
+    let measured = rungs.map(|rungs| ladder::compare(main, rungs, plan));
+    let measured = measured.map(|measured| measured.ok_or(StudyError::NothingToMeasure));
+    let measured = measured.transpose()?;
     let (prefetch, prefetch_refused) = prefetch(main, main_view, &view_plan, plan);
     let finding = finding(&recognition, plan.order);
     let notes = notes(&recorded, main_view, requests_note, plan.reserve);
@@ -142,7 +142,7 @@ pub fn run(mut traces: Vec<Trace>, plan: &StudyPlan) -> Result<Report, StudyErro
         },
         views: views.into_iter().map(|studied| studied.view).collect(),
         forecast,
-        measured: compared.transpose()?,
+        measured,
         prefetch,
         prefetch_refused,
         recorded_runs,

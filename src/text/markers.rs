@@ -19,6 +19,9 @@ const FIELD: &str = "added_tokens_decoder";
 /// Largest file: a published one with its chat template has a few kB.
 const MAX_FILE_BYTES: u64 = 16 << 20;
 
+/// Longest name that is read: the released ones have at most 20 bytes.
+const MAX_NAME_BYTES: usize = 256;
+
 /// Names by id.
 #[derive(Debug, Clone)]
 pub struct Markers {
@@ -31,7 +34,10 @@ pub struct Markers {
 impl Markers {
     /// Those named, and the reserved ones that `named` leaves without a name.
     #[must_use]
-    #[expect(clippy::missing_panics_doc, reason = "escaped names always compile")]
+    #[expect(
+        clippy::missing_panics_doc,
+        reason = "256 escaped names of 256 bytes compile"
+    )]
     pub fn new(named: BTreeMap<u32, String>) -> Self {
         let mut names = named;
         for id in K3_RANKS as u32..K3_VOCABULARY as u32 {
@@ -84,6 +90,11 @@ impl Markers {
                 return Err(wrong(FIELD.to_owned(), "an object of markers by id", got));
             }
         };
+        let most = K3_VOCABULARY - K3_RANKS;
+        if added.len() > most {
+            let (expected, got) = (format!("at most {most} markers"), added.len());
+            return Err(wrong(FIELD.to_owned(), &expected, got.to_string()));
+        }
         let mut named = BTreeMap::new();
         for (key, entry) in added {
             let id = marker_id(key, ranks).ok_or_else(|| {
@@ -147,6 +158,10 @@ fn marker_name(entry: &Value) -> Result<&str, (&'static str, &'static str, Strin
         Some(other) => return Err((".special", "true or false", other.brief())),
     }
     match entry.get("content") {
+        Some(Value::String(name)) if name.len() > MAX_NAME_BYTES => {
+            let got = format!("{} bytes", name.len());
+            Err((".content", "a text of at most 256 bytes", got))
+        }
         Some(Value::String(name)) if !name.is_empty() => Ok(name),
         other => {
             let got = other.map_or_else(|| "none".to_owned(), Value::brief);

@@ -175,9 +175,7 @@ impl Tokenizer {
     fn encode_plain(&self, text: &str, ids: &mut Vec<u32>) {
         match &self.encoder {
             Encoder::BuiltIn(core) => {
-                for part in pieces::apart(text, PART_BYTES) {
-                    ids.extend(core.encode(part));
-                }
+                encode_in_parts(core, text, PART_BYTES, ids);
             }
             Encoder::Table(table) => table.encode(text, ids),
         }
@@ -220,6 +218,13 @@ impl Tokenizer {
     }
 }
 
+/// Ids of a text that the crate is given in parts.
+fn encode_in_parts(core: &CoreBpe, text: &str, part_bytes: usize, ids: &mut Vec<u32>) {
+    for part in pieces::apart(text, part_bytes) {
+        ids.extend(core.encode(part));
+    }
+}
+
 /// A whole file of a vocabulary, at most `limit_bytes` of it, if it is not plainly something else.
 fn read_whole(path: &Path, limit_bytes: u64) -> Result<Vec<u8>, TextError> {
     let refused = |reason| TextError::of_file(path, reason);
@@ -234,5 +239,34 @@ fn read_whole(path: &Path, limit_bytes: u64) -> Result<Vec<u8>, TextError> {
     match Foreign::of_content(&bytes) {
         Some(what) => Err(TextError::Foreign { path, what }),
         None => Ok(bytes),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use proptest::prelude::*;
+
+    proptest! {
+        /// A cut inside a piece would change ids: parts of a few bytes against the text in one.
+        #[test]
+        fn parts_change_no_id(
+            text in "([ \t\r\n\u{a0}\u{3000}a-zA-Z0-9.'/\u{4e2d}\u{301}é]|\\PC){0,80}",
+            part_bytes in 1_usize..64,
+        ) {
+            let core = tiktoken::get_encoding(K3_ENCODING).unwrap();
+            let mut ids = Vec::new();
+            encode_in_parts(core, &text, part_bytes, &mut ids);
+            prop_assert_eq!(ids, core.encode(&text));
+        }
+    }
+
+    /// What the parts are for: the crate never sees more than a few of them at once, whatever
+    /// white space there is.
+    #[test]
+    fn parts_stay_short_on_the_text_that_takes_time_by_the_square() {
+        let text = "\u{3000}話說 天下\u{3000}é ".repeat(4000);
+        let longest = pieces::apart(&text, PART_BYTES).map(str::len).max();
+        assert!(longest.unwrap() < 2 * PART_BYTES);
     }
 }

@@ -5,7 +5,7 @@ use std::io::{self, IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 
 use super::super::output::{CommandError, Format};
-use super::super::text_input::{SpecialArg, read_text, text_error};
+use super::super::text_input::{MAX_PROMPT_BYTES, SpecialArg, read_text, text_error};
 use super::{GenerateArgs, eprint_text, usage};
 use crate::exit::Exit;
 use crate::host::memory;
@@ -51,7 +51,8 @@ impl RunText {
         let before = memory::resident_bytes();
         let (source, folder) = match &args.tokenizer {
             Some(folder) => ("--tokenizer", Some(folder.clone())),
-            None if model.join(FILE_NAME).exists() => {
+            // A link to nothing is a file that is wrong, not one that is not there.
+            None if model.join(FILE_NAME).symlink_metadata().is_ok() => {
                 ("the model's folder", Some(model.to_owned()))
             }
             None => ("built in", None),
@@ -91,7 +92,7 @@ impl RunText {
         let encode = |text: &str| Some(self.tokenizer.encode(text, special));
         match (&args.prompt, &args.prompt_file) {
             (Some(text), _) => Ok(encode(text)),
-            (None, Some(path)) => Ok(encode(&read_text(path)?)),
+            (None, Some(path)) => Ok(encode(&read_text(path, MAX_PROMPT_BYTES)?)),
             (None, None) => Ok(None),
         }
     }

@@ -1,7 +1,7 @@
 //! Looks on while ids are generated: step table on stderr, logits and trace to their files.
 
 use std::fs::File;
-use std::io::{BufWriter, Write as _};
+use std::io::{self, BufWriter, IsTerminal as _, Write as _};
 
 use super::super::output::CommandError;
 use super::super::pending_file::{PendingFile, unwritable};
@@ -55,6 +55,8 @@ pub struct RunWatch<'a> {
     before: (ExpertCounters, TrunkCounters),
     interrupt: Interrupt,
     text: Option<TextOutput<'a>>,
+    /// Whether text and table are on one terminal: the table then waits for the end of the text.
+    is_shared: bool,
     /// Whether stdout is all that the run is for: with its reader the run ends.
     only_text: bool,
 }
@@ -89,6 +91,7 @@ impl<'a> RunWatch<'a> {
             steps: Vec::new(),
             before: (ExpertCounters::default(), TrunkCounters::default()),
             interrupt,
+            is_shared: text.is_some() && io::stdout().is_terminal() && io::stderr().is_terminal(),
             text,
             only_text,
         })
@@ -106,10 +109,26 @@ impl<'a> RunWatch<'a> {
         self.steps.iter().filter_map(|row| row.step.id).collect()
     }
 
-    /// The steps of a run that was interrupted; logits and trace are given up with their files.
-    #[must_use]
-    pub fn give_up(self) -> Vec<StepRow> {
-        self.steps
+    /// The steps of a run that was interrupted, whose text ends here; logits and trace are given up
+    /// with their files.
+    ///
+    /// # Errors
+    /// Stdout cannot be written.
+    pub fn give_up(mut self) -> Result<Vec<StepRow>, CommandError> {
+        self.end_text()?;
+        Ok(self.steps)
+    }
+
+    /// Ends the text, and shows the table that waited for it.
+    fn end_text(&mut self) -> Result<(), CommandError> {
+        let ended = self.text.take().map_or(Ok(()), TextOutput::finish);
+        ended.map_err(|error| engine_error(&error))?;
+        if self.is_shared {
+            let rows = self.steps.iter().enumerate();
+            let rows: String = rows.map(|(index, row)| row.line(index) + "\n").collect();
+            eprint_text(&format!("{}\n{rows}", StepRow::HEAD));
+        }
+        Ok(())
     }
 
     /// Ends text, logits and trace; the files still have to be given their names.
@@ -117,8 +136,7 @@ impl<'a> RunWatch<'a> {
     /// # Errors
     /// One that cannot be written to its end.
     pub fn finish(mut self) -> Result<(Vec<StepRow>, Pending), CommandError> {
-        let ended = self.text.map_or(Ok(()), TextOutput::finish);
-        ended.map_err(|error| engine_error(&error))?;
+        self.end_text()?;
         if let (Some(logits), Some(file)) = (&mut self.logits, &self.outputs.logits) {
             let flushed = logits.flush();
             flushed.map_err(|reason| unwritable(file.path(), &reason))?;
@@ -142,7 +160,7 @@ impl Watch for RunWatch<'_> {
         if self.interrupt.is_set() || self.reader_left() {
             return Err(EngineError::Interrupted);
         }
-        if self.steps.is_empty() {
+        if self.steps.is_empty() && !self.is_shared {
             eprint_text(&format!("{}\n", StepRow::HEAD));
         }
         self.before = self.counters();
@@ -166,7 +184,9 @@ impl Watch for RunWatch<'_> {
             trunk_bytes: trunk.used_bytes - trunk_before.used_bytes,
             wait_seconds: waited as f64 / 1e9,
         };
-        eprint_text(&format!("{}\n", row.line(self.steps.len())));
+        if !self.is_shared {
+            eprint_text(&format!("{}\n", row.line(self.steps.len())));
+        }
         self.steps.push(row);
         let file = self.outputs.logits.as_ref();
         if let (Some(sink), Some(file), true) = (&mut self.logits, file, step.id.is_some()) {
