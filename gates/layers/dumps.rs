@@ -86,9 +86,10 @@ fn a_foreign_dump_is_judged_in_its_own_precision() {
     );
     assert!(lacking.count() > 0);
     let narrowed = [&base[..], &["--stages", "kda.*"]].concat();
-    // MLA layers have no such stage.
-    let run = report(&narrowed, 4);
-    assert!(run.rows[0].verdict == Verdict::Pass);
+    // MLA layers have no such stage, and none was asked of them.
+    let run = report(&narrowed, 0);
+    assert_eq!(run.rows[0].verdict, Verdict::Pass);
+    assert_eq!(run.rows[3].verdict, Verdict::NotSelected);
     let kda = [
         "layers",
         "0..2",
