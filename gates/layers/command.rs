@@ -109,6 +109,8 @@ fn bad_arguments_exit_2_and_a_missing_model_3() {
         &["--part", "0/4"],
         &["--part", "5/4"],
         &["--prefill", "0"],
+        &["--input", "chain", "--ids", "1,2", "--prefill", "1"],
+        &["--input", "chain", "--ids", "1,2", "--seed", "1"],
         &["--mla-norm-eps", "nan"],
         &["--threads", "0"],
         &["--resume"],

@@ -61,13 +61,12 @@ pub struct LayersArgs {
         allow_hyphen_values = true
     )]
     ids: Vec<u32>,
-    /// Seed of synthetic input
-    #[arg(long, value_name = "N", default_value_t = 1)]
-    seed: u64,
-    /// Tokens of the prefill; of chained input the ids but --singles
-    #[arg(long, value_name = "N", default_value_t = 8,
-        value_parser = clap::value_parser!(u16).range(1..=4096))]
-    prefill: u16,
+    /// Seed of synthetic input [default: 1]
+    #[arg(long, value_name = "N")]
+    seed: Option<u64>,
+    /// Tokens of the prefill of synthetic input [default: 8]; of other input all but --singles
+    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
+    prefill: Option<u16>,
     /// Single tokens after it
     #[arg(long, value_name = "N", default_value_t = 2,
         value_parser = clap::value_parser!(u16).range(0..=256))]
@@ -142,6 +141,30 @@ struct Plan {
     dump_digest: Option<String>,
 }
 
+/// Tokens of the prefill of synthetic input.
+const PREFILL: u16 = 8;
+
+/// Seed of synthetic input.
+const SEED: u64 = 1;
+
+impl LayersArgs {
+    fn seed(&self) -> u64 {
+        self.seed.unwrap_or(SEED)
+    }
+
+    /// What is drawn cannot be said of input that is given.
+    fn check_drawn(&self, is_given: bool) -> Result<(), CommandError> {
+        let drawn = [
+            ("--seed", self.seed.is_some()),
+            ("--prefill", self.prefill.is_some()),
+        ];
+        match drawn.into_iter().find(|(_, is_said)| is_given && *is_said) {
+            Some((option, _)) => Err(usage(format!("{option} belongs to --input synthetic"))),
+            None => Ok(()),
+        }
+    }
+}
+
 impl Plan {
     fn check(args: &LayersArgs) -> Result<Self, CommandError> {
         let start = Instant::now();
@@ -160,6 +183,7 @@ impl Plan {
             let text = "a judged dump is its own input: --engine-dump stands without --input";
             return Err(usage(text.to_owned()));
         }
+        args.check_drawn(is_chain || is_file || args.engine_dump.is_some())?;
         let folder = model_dir(args.model.as_deref())?;
         let config = read_config(&folder)?;
         let layers = args.range.resolve(config.num_hidden_layers);
@@ -226,7 +250,7 @@ impl Plan {
                 (None, true) => "synthetic",
             }
             .to_owned(),
-            seed: (self.dump.is_none() && args.ids.is_empty()).then_some(args.seed),
+            seed: (self.dump.is_none() && args.ids.is_empty()).then_some(args.seed()),
             ids: args.ids.clone(),
             dump: self.dump_digest.clone(),
             calls: self.calls.clone(),
@@ -265,7 +289,7 @@ fn calls(
     let rows = match (dump, is_chain) {
         (Some(dump), _) => dump.rows,
         (None, true) => args.ids.len(),
-        (None, false) => usize::from(args.prefill) + singles,
+        (None, false) => usize::from(args.prefill.unwrap_or(PREFILL)) + singles,
     };
     if rows == 0 {
         let error = anyhow::anyhow!("the dump holds no token");
@@ -384,7 +408,7 @@ fn prepare<'p>(
     let rows = plan.calls.iter().sum();
     let (subject, input) = match (dump, args.engine_dump.is_some()) {
         (Some(dump), true) => {
-            let seed = args.seed;
+            let seed = args.seed();
             let subject = Subject::Dump(Box::new(dump));
             (subject, Input::Synthetic { seed, rows })
         }
@@ -406,7 +430,7 @@ fn prepare<'p>(
                     chain: Chain::default(),
                 },
                 (None, true) => Input::Synthetic {
-                    seed: args.seed,
+                    seed: args.seed(),
                     rows,
                 },
             };
