@@ -34,6 +34,14 @@ impl Available {
             (machine, group) => machine.or(group),
         }
     }
+
+    /// What a process that holds `held_bytes` may have in all. Never more than its group's limit:
+    /// pages of files that it holds may be charged to another group, or be cache of its own.
+    #[must_use]
+    pub fn in_all(&self, held_bytes: u64) -> Option<u64> {
+        let whole = self.bytes()?.saturating_add(held_bytes);
+        Some(whole.min(self.group_limit_bytes.unwrap_or(u64::MAX)))
+    }
 }
 
 /// The limit that a file of a control group states: `Some(None)` without a limit, `None` for text
@@ -206,7 +214,13 @@ mod tests {
         ];
         write(&v1.join("memory"), &limited);
         let groups = "4:memory:/of/the/host/only\n3:cpuset:/\n0::/\n";
-        assert_eq!(available_in(meminfo, groups, &v1).bytes(), Some(800));
+        let found = available_in(meminfo, groups, &v1);
+        assert_eq!(found.bytes(), Some(800));
+        // What the process holds is added, and what is charged elsewhere does not lift the limit.
+        assert_eq!(
+            (found.in_all(100), found.in_all(500)),
+            (Some(900), Some(1000))
+        );
         let free = available_in(meminfo, "3:cpuset:/\n", &v1);
         assert_eq!((free.group_bytes, free.bytes()), (None, Some(4 << 30)));
     }

@@ -49,7 +49,7 @@ pub fn plan(
     demand.streams_vocabulary = streams_vocabulary(args);
     // What the process already holds is in the plan and no longer in what the machine has.
     let held = memory::resident_bytes().unwrap_or(0);
-    let machine = memory::available().bytes().map(|bytes| bytes + held);
+    let machine = memory::available().in_all(held);
     let wishes = wishes(args);
     let limit = match (args.memory, machine) {
         (Some(asked), Some(machine)) => Some(asked.min(machine)),
