@@ -19,11 +19,7 @@ fn expect(arguments: &[&str], code: i32) -> (String, String) {
         .unwrap();
     let stdout = String::from_utf8(output.stdout).unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(
-        output.status.code(),
-        Some(code),
-        "{arguments:?}\n{stdout}\n{stderr}"
-    );
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}\n{stdout}\n{stderr}");
     assert!(!stderr.contains("panicked"), "{stderr}");
     (stdout, stderr)
 }
@@ -43,15 +39,11 @@ impl Model {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model");
         expect(&["synth", text(&path), "--layers", "4", "--probe", "0"], 0);
-        Self {
-            _folder: folder,
-            path,
-        }
+        Self { _folder: folder, path }
     }
 
     fn shard(&self, number: usize) -> PathBuf {
-        self.path
-            .join(format!("model-{number:05}-of-000005.safetensors"))
+        self.path.join(format!("model-{number:05}-of-000005.safetensors"))
     }
 
     /// Overwrites bytes of a tensor.
@@ -80,16 +72,7 @@ const LAYER: &str = "language_model.model.layers.";
 #[test]
 fn a_sound_checkpoint_has_no_damage() {
     let model = Model::new();
-    let (stdout, _) = expect(
-        &[
-            "check",
-            text(&model.path),
-            "--cross-read",
-            "--format",
-            "json",
-        ],
-        0,
-    );
+    let (stdout, _) = expect(&["check", text(&model.path), "--cross-read", "--format", "json"], 0);
     let report: Value = serde_json::from_str(&stdout).unwrap();
     let verdict = |id: &str| {
         let checks = report["checks"].as_array().unwrap();
@@ -108,10 +91,7 @@ fn c02_files_that_are_something_else_are_named_as_such() {
     let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12\n";
     for (content, says) in [
         (&pointer[..], "Git LFS pointer"),
-        (
-            b"<!DOCTYPE html><html><body>404</body></html>",
-            "a web page",
-        ),
+        (b"<!DOCTYPE html><html><body>404</body></html>", "a web page"),
     ] {
         let model = Model::new();
         std::fs::write(model.shard(2), content).unwrap();
@@ -119,10 +99,7 @@ fn c02_files_that_are_something_else_are_named_as_such() {
     }
     let model = Model::new();
     std::fs::write(model.path.join("model-00009.safetensors.incomplete"), b"x").unwrap();
-    model.damaged(&[
-        "model-00009.safetensors.incomplete",
-        "an unfinished download",
-    ]);
+    model.damaged(&["model-00009.safetensors.incomplete", "an unfinished download"]);
     let model = Model::new();
     std::fs::write(model.path.join("tokenizer_config.json"), pointer).unwrap();
     model.damaged(&["tokenizer_config.json", "Git LFS pointer"]);
@@ -133,10 +110,7 @@ fn c02_files_that_are_something_else_are_named_as_such() {
 fn c09_shards_cut_short_are_each_named() {
     let model = Model::new();
     for (number, keep) in [(2, -1_i64), (3, -2)] {
-        let file = std::fs::OpenOptions::new()
-            .write(true)
-            .open(model.shard(number))
-            .unwrap();
+        let file = std::fs::OpenOptions::new().write(true).open(model.shard(number)).unwrap();
         let length = file.metadata().unwrap().len();
         let keep = if keep == -1 { length - 1 } else { length / 2 };
         file.set_len(keep).unwrap();
@@ -150,20 +124,11 @@ fn c10_an_absent_shard_is_incomplete_and_inspect_says_what_lacks() {
     let model = Model::new();
     std::fs::remove_file(model.shard(3)).unwrap();
     let (stdout, _) = expect(&["check", text(&model.path), "--cross-read"], 4);
-    assert!(
-        stdout.contains("model-00003-of-000005.safetensors"),
-        "{stdout}"
-    );
-    assert!(
-        stdout.contains("layer 2: ") && stdout.contains("INCOMPLETE"),
-        "{stdout}"
-    );
+    assert!(stdout.contains("model-00003-of-000005.safetensors"), "{stdout}");
+    assert!(stdout.contains("layer 2: ") && stdout.contains("INCOMPLETE"), "{stdout}");
     let (stdout, _) = expect(&["inspect", text(&model.path)], 0);
     assert!(stdout.contains("layers complete: 3 of 4"), "{stdout}");
-    assert!(
-        stdout.contains("1 missing shards: model-00003-of-000005"),
-        "{stdout}"
-    );
+    assert!(stdout.contains("1 missing shards: model-00003-of-000005"), "{stdout}");
 }
 
 /// C11: a tensor that no header declares any more.
@@ -182,28 +147,15 @@ fn c11_an_index_that_names_what_no_header_has_is_damage() {
 fn damaged_values_are_located() {
     let model = Model::new();
     let scale = format!("{LAYER}2.block_sparse_moe.experts.1.w2.weight_scale");
-    let groups = Checkpoint::open(&model.path)
-        .unwrap()
-        .tensor(&scale)
-        .unwrap()
-        .shape[1] as u64;
+    let groups = Checkpoint::open(&model.path).unwrap().tensor(&scale).unwrap().shape[1] as u64;
     model.poke(&scale, 3 * groups + 1, &[255]);
     model.damaged(&["layer 2, expert 1, w2, row 3, group 1: scale byte 255"]);
 
     let model = Model::new();
     let nan = 0x7fc0_u16.to_le_bytes();
     model.poke(&format!("{LAYER}1.input_layernorm.weight"), 10, &nan);
-    model.poke(
-        "language_model.model.norm.weight",
-        0,
-        &0xff80_u16.to_le_bytes(),
-    );
-    model.damaged(&[
-        "layers.1.input_layernorm.weight: index [5]",
-        "NaN",
-        "index [0]",
-        "-inf",
-    ]);
+    model.poke("language_model.model.norm.weight", 0, &0xff80_u16.to_le_bytes());
+    model.damaged(&["layers.1.input_layernorm.weight: index [5]", "NaN", "index [0]", "-inf"]);
 
     let model = Model::new();
     let codes = format!("{LAYER}3.block_sparse_moe.experts.0.w1.weight_packed");
@@ -229,21 +181,12 @@ fn whole_files_are_held_against_a_list_of_digests() {
     let model = Model::new();
     let digest = |path: &Path| {
         let digest = Sha256::digest(std::fs::read(path).unwrap());
-        digest
-            .iter()
-            .map(|byte| format!("{byte:02x}"))
-            .collect::<String>()
+        digest.iter().map(|byte| format!("{byte:02x}")).collect::<String>()
     };
     let list = model.path.join("list.txt");
     let line = |digest: &str| format!("{digest}  model-00001-of-000005.safetensors\n");
     let right = digest(&model.shard(1));
-    let arguments = [
-        "check",
-        text(&model.path),
-        "--headers-only",
-        "--sha256",
-        text(&list),
-    ];
+    let arguments = ["check", text(&model.path), "--headers-only", "--sha256", text(&list)];
     for (content, code) in [
         (line(&right), 0),
         (line(&"0".repeat(64)), 1),
@@ -265,17 +208,11 @@ fn bad_folders_and_patterns_have_their_codes() {
         expect(&[command, "/nonexistent/model"], 3);
         expect(&[command, text(&model.shard(1))], 3);
     }
-    expect(
-        &["inspect", text(&model.path), "--tensor", "no.such.tensor*"],
-        4,
-    );
+    expect(&["inspect", text(&model.path), "--tensor", "no.such.tensor*"], 4);
     std::fs::remove_file(model.path.join("config.json")).unwrap();
     for command in ["inspect", "check"] {
         let (_, error) = expect(&[command, text(&model.path)], 3);
-        assert!(
-            error.starts_with("error: ") && error.contains("config.json"),
-            "{error}"
-        );
+        assert!(error.starts_with("error: ") && error.contains("config.json"), "{error}");
     }
 }
 
@@ -296,16 +233,7 @@ fn the_replica_of_the_release_is_counted_right() {
     }
     let (stdout, _) = expect(&["check", text(&model), "--headers-only"], 0);
     assert!(stdout.contains("96 published sizes"), "{stdout}");
-    let json = [
-        "plan",
-        "0..92",
-        "--parts",
-        "16",
-        "--model",
-        text(&model),
-        "--format",
-        "json",
-    ];
+    let json = ["plan", "0..92", "--parts", "16", "--model", text(&model), "--format", "json"];
     let ours: Value = serde_json::from_str(&expect(&json, 0).0).unwrap();
     let parts = ours["parts"].as_array().unwrap();
     assert_eq!(parts.len(), 16);
@@ -341,37 +269,16 @@ fn plans_refuse_what_they_cannot_split_and_emit_scripts() {
     ] {
         expect(arguments, 2);
     }
-    let (urls, _) = expect(
-        &[
-            "plan",
-            "0..3",
-            "--emit",
-            "urls",
-            "--base-url",
-            "http://h/x/",
-        ],
-        0,
-    );
+    let (urls, _) = expect(&["plan", "0..3", "--emit", "urls", "--base-url", "http://h/x/"], 0);
     let urls: Vec<&str> = urls.lines().collect();
     assert_eq!(urls.len(), 6);
     assert_eq!(urls[0], "http://h/x/config.json");
     assert_eq!(urls[5], "http://h/x/model-00004-of-000096.safetensors");
     let (script, _) = expect(&["plan", "0..92", "--parts", "4", "--emit", "script"], 0);
     assert!(script.contains("#SBATCH --array=1-4"), "{script}");
-    let mut child = Command::new("bash")
-        .arg("-n")
-        .stdin(std::process::Stdio::piped())
-        .spawn()
-        .unwrap();
+    let mut child =
+        Command::new("bash").arg("-n").stdin(std::process::Stdio::piped()).spawn().unwrap();
     use std::io::Write as _;
-    child
-        .stdin
-        .take()
-        .unwrap()
-        .write_all(script.as_bytes())
-        .unwrap();
-    assert!(
-        child.wait().unwrap().success(),
-        "bash does not take the script"
-    );
+    child.stdin.take().unwrap().write_all(script.as_bytes()).unwrap();
+    assert!(child.wait().unwrap().success(), "bash does not take the script");
 }

@@ -25,22 +25,11 @@ fn exit(output: &Output) -> i32 {
 fn expect(arguments: &[&str], code: i32) -> Output {
     let output = k3_verify(arguments);
     let stderr = text(&output.stderr);
-    assert_eq!(
-        exit(&output),
-        code,
-        "{arguments:?}\n{}\n{stderr}",
-        text(&output.stdout)
-    );
+    assert_eq!(exit(&output), code, "{arguments:?}\n{}\n{stderr}", text(&output.stdout));
     assert!(!stderr.contains("panicked"), "{stderr}");
     if code == 3 {
         assert!(stderr.starts_with("error: "), "{stderr}");
-        assert_eq!(
-            stderr
-                .lines()
-                .filter(|line| line.starts_with("error: "))
-                .count(),
-            1
-        );
+        assert_eq!(stderr.lines().filter(|line| line.starts_with("error: ")).count(), 1);
     }
     output
 }
@@ -66,14 +55,8 @@ fn copy_folder(from: &Path, to: &Path) {
 fn the_shipped_ladder_is_green() {
     let output = expect(&["gates"], 0);
     let report = text(&output.stdout);
-    assert!(
-        report.contains("CONFORMS") && report.contains("tiny/greedy"),
-        "{report}"
-    );
-    assert!(
-        !report.contains("FAIL") && !report.contains("NOT RUN"),
-        "{report}"
-    );
+    assert!(report.contains("CONFORMS") && report.contains("tiny/greedy"), "{report}");
+    assert!(!report.contains("FAIL") && !report.contains("NOT RUN"), "{report}");
 }
 
 #[test]
@@ -132,10 +115,7 @@ fn missing_inputs_exit_3_and_are_named() {
 
 #[test]
 fn an_overridden_epsilon_fails_and_is_said() {
-    let output = expect(
-        &["gates", "--mla-norm-eps", "1e-5", "--only", "tiny/*forcing"],
-        1,
-    );
+    let output = expect(&["gates", "--mla-norm-eps", "1e-5", "--only", "tiny/*forcing"], 1);
     let report = text(&output.stdout);
     assert!(report.contains("OVERRIDDEN"), "{report}");
     assert!(report.contains("DOES NOT CONFORM"), "{report}");
@@ -157,10 +137,7 @@ fn out_holds_the_report_whole() {
     let out = folder.path().join("a/b");
     let path = out.to_str().unwrap();
     let output = expect(&["gates", "--only", "tiny/bind", "--out", path], 0);
-    assert_eq!(
-        std::fs::read(out.join("report.txt")).unwrap(),
-        output.stdout
-    );
+    assert_eq!(std::fs::read(out.join("report.txt")).unwrap(), output.stdout);
     let report: serde_json::Value =
         serde_json::from_slice(&std::fs::read(out.join("report.json")).unwrap()).unwrap();
     assert_eq!(report["verdict"], "CONFORMS");
@@ -205,12 +182,7 @@ fn i07_a_damaged_fixture_is_never_green() {
     collect(folder.path(), &mut files);
     assert!(files.len() > 10);
     for path in files {
-        let name = path
-            .strip_prefix(folder.path())
-            .unwrap()
-            .to_str()
-            .unwrap()
-            .to_owned();
+        let name = path.strip_prefix(folder.path()).unwrap().to_str().unwrap().to_owned();
         let whole = std::fs::read(&path).unwrap();
         let mut flipped = whole.clone();
         flipped[whole.len() / 2] ^= 1;
@@ -230,11 +202,7 @@ fn i07_a_damaged_fixture_is_never_green() {
 fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
     for entry in std::fs::read_dir(folder).unwrap() {
         let path = entry.unwrap().path();
-        if path.is_dir() {
-            collect(&path, files)
-        } else {
-            files.push(path)
-        }
+        if path.is_dir() { collect(&path, files) } else { files.push(path) }
     }
     files.sort();
 }
@@ -242,15 +210,8 @@ fn collect(folder: &Path, files: &mut Vec<PathBuf>) {
 fn never_green(root: &str, name: &str) {
     let output = k3_verify(&["gates", "--fixtures", root, "--only", "fixtures"]);
     let said = text(&output.stdout) + &text(&output.stderr);
-    assert!(
-        [1, 3, 4].contains(&exit(&output)),
-        "{name}: {}\n{said}",
-        exit(&output)
-    );
-    assert!(
-        said.contains(name) || said.contains("manifest"),
-        "{name}\n{said}"
-    );
+    assert!([1, 3, 4].contains(&exit(&output)), "{name}: {}\n{said}", exit(&output));
+    assert!(said.contains(name) || said.contains("manifest"), "{name}\n{said}");
     let set = name.split('/').next().unwrap();
     if set != name {
         let gate = if set == "kernels" { "router" } else { "bind" };
@@ -269,9 +230,6 @@ fn one_mutant_is_tried_by_name() {
     let output = expect(&["gates", "--mutants", "--mutant", "loader-shape-*"], 0);
     let text = text(&output.stdout);
     assert!(text.contains("1 mutants, 0 survivors"), "{text}");
-    assert!(
-        text.contains("first to see loader-shape-by-count"),
-        "{text}"
-    );
+    assert!(text.contains("first to see loader-shape-by-count"), "{text}");
     assert!(!text.contains("clauses of the model"), "{text}");
 }

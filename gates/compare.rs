@@ -12,10 +12,7 @@ use support::{arg, expect, fixture};
 const IDS: &str = "10,20,30,40";
 
 fn bytes_of(values: &[f32]) -> Vec<u8> {
-    values
-        .iter()
-        .flat_map(|value| value.to_le_bytes())
-        .collect()
+    values.iter().flat_map(|value| value.to_le_bytes()).collect()
 }
 
 fn written(folder: &Path, name: &str, bytes: &[u8]) -> PathBuf {
@@ -33,16 +30,7 @@ fn the_golden_pair_gives_its_published_numbers() {
     };
     let golden = external.join("kimi-k3-golden");
     let (engine, reference) = (golden.join("c_logits.bin"), golden.join("ref_logits.json"));
-    let (report, _) = expect(
-        &[
-            "logits",
-            arg(&engine),
-            arg(&reference),
-            "--precision",
-            "f32",
-        ],
-        0,
-    );
+    let (report, _) = expect(&["logits", arg(&engine), arg(&reference), "--precision", "f32"], 0);
     for number in [
         "2494 both (15.021946 / 15.021948)",
         "10/10",
@@ -54,21 +42,13 @@ fn the_golden_pair_gives_its_published_numbers() {
         assert!(report.contains(number), "{number} is not in\n{report}");
     }
     // The run's own JSON has ids and no logits; and the reference of other ids is refused.
-    let (_, error) = expect(
-        &["logits", arg(&golden.join("c_run.json")), arg(&reference)],
-        3,
-    );
+    let (_, error) = expect(&["logits", arg(&golden.join("c_run.json")), arg(&reference)], 3);
     assert!(error.contains("logits_bits"), "{error}");
     let folder = tempfile::tempdir().unwrap();
-    let other = fs::read_to_string(&reference)
-        .unwrap()
-        .replacen("[3, 4, 5", "[3, 4, 6", 1);
+    let other = fs::read_to_string(&reference).unwrap().replacen("[3, 4, 5", "[3, 4, 6", 1);
     let other = other.replacen("[3,4,5", "[3,4,6", 1);
     let other = written(folder.path(), "other.json", other.as_bytes());
-    let (_, error) = expect(
-        &["logits", arg(&other), arg(&reference), "--precision", "f32"],
-        1,
-    );
+    let (_, error) = expect(&["logits", arg(&other), arg(&reference), "--precision", "f32"], 1);
     assert!(error.contains("different ids"), "{error}");
 }
 
@@ -126,18 +106,7 @@ fn a_budget_is_never_assumed_in_silence() {
         expect(&["logits", arg(&a), arg(&b), "--budget", wrong], 2);
     }
     expect(&["logits", arg(&a), arg(&b), "--precision", "f8"], 2);
-    expect(
-        &[
-            "logits",
-            arg(&a),
-            arg(&b),
-            "--precision",
-            "f32",
-            "--budget",
-            "1",
-        ],
-        2,
-    );
+    expect(&["logits", arg(&a), arg(&b), "--precision", "f32", "--budget", "1"], 2);
 }
 
 /// Dumps of the tiny oracle: the engine's, the reference's, and part of the engine's.
@@ -152,20 +121,12 @@ fn dumps() -> Dumps {
     let model = fixture("tiny/model");
     let dump = |by: &str| {
         let out = folder.path().join(by);
-        let text = expect(
-            &["dump", arg(&model), "--ids", IDS, "--by", by, arg(&out)],
-            0,
-        )
-        .0;
+        let text = expect(&["dump", arg(&model), "--ids", IDS, "--by", by, arg(&out)], 0).0;
         assert!(text.contains("layer  12  max |h|"), "{text}");
         out
     };
     let (engine, reference) = (dump("engine"), dump("reference"));
-    Dumps {
-        folder,
-        engine,
-        reference,
-    }
+    Dumps { folder, engine, reference }
 }
 
 /// Where the data of a tensor begin in a safetensors file.
@@ -190,29 +151,17 @@ fn one_planted_change_is_named_with_its_index() {
     let (engine, reference) = (arg(&dumps.engine), arg(&dumps.reference));
     let (report, _) = expect(&["compare", engine, reference], 0);
     assert!(report.contains("no divergence in 264 tensors"), "{report}");
-    assert!(
-        report.contains("measured when the exact side was made"),
-        "{report}"
-    );
+    assert!(report.contains("measured when the exact side was made"), "{report}");
     let planted = dumps.folder.path().join("planted");
     plant(&dumps.engine, "layers.5.mlp_norm", 128, &planted);
     let (report, _) = expect(&["compare", arg(&planted), reference], 1);
-    assert!(
-        report.contains("first divergence: layers.5.mlp_norm at [2, 5]"),
-        "{report}"
-    );
+    assert!(report.contains("first divergence: layers.5.mlp_norm at [2, 5]"), "{report}");
     assert!(report.contains("1 of 264 differ"), "{report}");
     let (report, _) = expect(&["compare", engine, arg(&planted)], 1);
-    assert!(
-        report.contains("first divergence: layers.5.mlp_norm at [2, 5]"),
-        "{report}"
-    );
+    assert!(report.contains("first divergence: layers.5.mlp_norm at [2, 5]"), "{report}");
     // Three ways: the side that is off is named.
     let (report, _) = expect(&["compare", engine, arg(&planted), "--f64", reference], 1);
-    assert!(
-        report.contains("B is the one that is off, from layers.5.mlp_norm on"),
-        "{report}"
-    );
+    assert!(report.contains("B is the one that is off, from layers.5.mlp_norm on"), "{report}");
     expect(&["compare", engine, reference, "--f64", engine], 3);
 }
 
@@ -221,42 +170,16 @@ fn what_a_partial_dump_lacks_is_not_run() {
     let dumps = dumps();
     let partial = dumps.folder.path().join("partial");
     let model = fixture("tiny/model");
-    let arguments = [
-        "dump",
-        arg(&model),
-        "--ids",
-        IDS,
-        arg(&partial),
-        "--stages",
-        "layers.3.*",
-    ];
+    let arguments = ["dump", arg(&model), "--ids", IDS, arg(&partial), "--stages", "layers.3.*"];
     expect(&arguments, 0);
     let (report, _) = expect(&["compare", arg(&partial), arg(&dumps.reference)], 4);
-    assert!(
-        report.contains("NOT RUN") && report.contains("embed"),
-        "{report}"
-    );
-    let narrowed = [
-        "compare",
-        arg(&partial),
-        arg(&dumps.reference),
-        "--stages",
-        "layers.3.*",
-    ];
+    assert!(report.contains("NOT RUN") && report.contains("embed"), "{report}");
+    let narrowed = ["compare", arg(&partial), arg(&dumps.reference), "--stages", "layers.3.*"];
     expect(&narrowed, 0);
-    let nothing = [
-        "compare",
-        arg(&partial),
-        arg(&dumps.reference),
-        "--stages",
-        "no.such",
-    ];
+    let nothing = ["compare", arg(&partial), arg(&dumps.reference), "--stages", "no.such"];
     expect(&nothing, 4);
     let other = dumps.folder.path().join("other");
-    expect(
-        &["dump", arg(&model), "--ids", "10,20,30,41", arg(&other)],
-        0,
-    );
+    expect(&["dump", arg(&model), "--ids", "10,20,30,41", arg(&other)], 0);
     let (_, error) = expect(&["compare", arg(&other), arg(&dumps.reference)], 1);
     assert!(error.contains("different ids"), "{error}");
 }
@@ -267,59 +190,14 @@ fn dump_refuses_wrong_ids_places_and_patterns() {
     let folder = tempfile::tempdir().unwrap();
     let model = fixture("tiny/model");
     let out = folder.path().join("out");
-    for ids in [
-        "abc",
-        "1,,2",
-        "1,2,",
-        "-1",
-        "256",
-        "4294967296",
-        "0x10",
-        "+1",
-        "1.0",
-        "",
-    ] {
-        expect(
-            &["dump", arg(&model), &format!("--ids={ids}"), arg(&out)],
-            2,
-        );
+    for ids in ["abc", "1,,2", "1,2,", "-1", "256", "4294967296", "0x10", "+1", "1.0", ""] {
+        expect(&["dump", arg(&model), &format!("--ids={ids}"), arg(&out)], 2);
     }
     expect(&["dump", "--ids", IDS, arg(&out)], 2);
-    expect(
-        &[
-            "dump",
-            arg(&model),
-            "--model",
-            arg(&model),
-            "--ids",
-            IDS,
-            arg(&out),
-        ],
-        2,
-    );
+    expect(&["dump", arg(&model), "--model", arg(&model), "--ids", IDS, arg(&out)], 2);
     expect(&["dump", arg(&model), "--ids", IDS, "/nonexistent/x"], 3);
-    expect(
-        &[
-            "dump",
-            arg(&folder.path().join("no")),
-            "--ids",
-            IDS,
-            arg(&out),
-        ],
-        3,
-    );
-    expect(
-        &[
-            "dump",
-            arg(&model),
-            "--ids",
-            IDS,
-            arg(&out),
-            "--stages",
-            "foo",
-        ],
-        4,
-    );
+    expect(&["dump", arg(&folder.path().join("no")), "--ids", IDS, arg(&out)], 3);
+    expect(&["dump", arg(&model), "--ids", IDS, arg(&out), "--stages", "foo"], 4);
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
@@ -334,40 +212,18 @@ fn evidence_and_export_serve_the_ladder() {
     assert!(report.contains("PASS"), "{report}");
     expect(&["export", arg(&out)], 2);
     let model = out.join("tiny/model");
-    let arguments = [
-        "evidence",
-        arg(&model),
-        "--ids",
-        "5,9,11,200,3",
-        "--gen",
-        "6",
-        arg(&set),
-    ];
+    let arguments = ["evidence", arg(&model), "--ids", "5,9,11,200,3", "--gen", "6", arg(&set)];
     let (report, _) = expect(&arguments, 0);
     assert!(report.contains("greedy ids: "), "{report}");
     let gates = ["gates", "--evidence", arg(&set), "--only", "set/*@engine"];
     let (report, _) = expect(&gates, 0);
-    assert!(
-        report.contains("set/stages") && !report.contains("FAIL"),
-        "{report}"
-    );
-    let wrong = [
-        "gates",
-        "--evidence",
-        arg(&set),
-        "--only",
-        "greedy",
-        "--mla-norm-eps",
-        "1e-5",
-    ];
+    assert!(report.contains("set/stages") && !report.contains("FAIL"), "{report}");
+    let wrong = ["gates", "--evidence", arg(&set), "--only", "greedy", "--mla-norm-eps", "1e-5"];
     expect(&wrong, 1);
     expect(&arguments, 2);
     for count in ["0", "-1", "65537"] {
         let fresh = folder.path().join("fresh");
         let ids = ["--ids", "5", "--gen", count];
-        expect(
-            &[&["evidence", arg(&model), arg(&fresh)], &ids[..]].concat(),
-            2,
-        );
+        expect(&[&["evidence", arg(&model), arg(&fresh)], &ids[..]].concat(), 2);
     }
 }

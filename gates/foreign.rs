@@ -57,10 +57,8 @@ fn engine(words: &[String]) -> ExitCode {
     let [model, ids, count, out, options @ ..] = words else {
         return ExitCode::from(2);
     };
-    let options: BTreeMap<&str, &str> = options
-        .iter()
-        .filter_map(|option| option.split_once('='))
-        .collect();
+    let options: BTreeMap<&str, &str> =
+        options.iter().filter_map(|option| option.split_once('=')).collect();
     let ids: Vec<u32> = ids.split(',').map(|id| id.parse().unwrap()).collect();
     let count: usize = count.parse().unwrap();
     let model = Path::new(model);
@@ -96,23 +94,14 @@ fn compute(
         return decode(&mut model.sequence_with(&hook), ids, count, dump);
     }
     let source = match fault {
-        None => subjects::shipped()
-            .into_iter()
-            .find(|s| s.name() == "engine")
-            .unwrap(),
+        None => subjects::shipped().into_iter().find(|s| s.name() == "engine").unwrap(),
         Some(id) => {
             let mut mutants = subjects::mutants().into_iter();
             mutants.find(|mutant| mutant.id == id).unwrap().source
         }
     };
-    let eps = options
-        .get("eps")
-        .map_or(MLA_NORM_EPS, |eps| eps.parse().unwrap());
-    let model = Opening {
-        dir: folder,
-        config: &config,
-        mla_norm_eps: eps,
-    };
+    let eps = options.get("eps").map_or(MLA_NORM_EPS, |eps| eps.parse().unwrap());
+    let model = Opening { dir: folder, config: &config, mla_norm_eps: eps };
     let subject = source.open(model).unwrap();
     let mut sequence = subject.sequence();
     decode(sequence.as_mut(), ids, count, dump)
@@ -157,9 +146,7 @@ fn answer(
         _ => {}
     }
     let values = rows.concat();
-    let raw = values
-        .iter()
-        .flat_map(|value| (*value as f32).to_le_bytes());
+    let raw = values.iter().flat_map(|value| (*value as f32).to_le_bytes());
     let mut bytes: Vec<u8> = raw.collect();
     if form == "safetensors" {
         let tensor = TensorOut {
@@ -194,10 +181,7 @@ fn answer(
 
 fn command(options: &str) -> String {
     let own = std::env::current_exe().unwrap();
-    format!(
-        "'{}' engine {{model}} {{ids}} {{gen}} {{logits}} {options}",
-        own.display()
-    )
+    format!("'{}' engine {{model}} {{ids}} {{gen}} {{logits}} {options}", own.display())
 }
 
 /// The shipped sets as folders, written out once per test.
@@ -219,46 +203,26 @@ fn right_engines() {
     let report = gates(&mild, "", &[], 0);
     assert!(report.contains("3 passed, 0 failed"), "{report}");
     for form in ["prompt", "safetensors", "json"] {
-        let report = gates(
-            &mild,
-            &format!("form={form}"),
-            &["--only", "incremental"],
-            0,
-        );
+        let report = gates(&mild, &format!("form={form}"), &["--only", "incremental"], 0);
         let bits = report.contains(" the bits of its recompute");
         assert!(bits, "our own engine keeps its bits: {form}: {report}");
     }
     let report = gates(&mild, "form=generated", &["--only", "incremental"], 0);
     assert!(report.contains("20 of 20 rows"), "{report}");
     let report = gates(&tiny, "", &["--precision", "f32"], 0);
-    assert!(
-        report.contains("4 passed") && report.contains("noise floor of f32"),
-        "{report}"
-    );
+    assert!(report.contains("4 passed") && report.contains("noise floor of f32"), "{report}");
     // Under another epsilon the answers are made anew, and this engine keeps the released one.
-    let report = gates(
-        &tiny,
-        "",
-        &["--only", "greedy", "--mla-norm-eps", "1e-5"],
-        1,
-    );
+    let report = gates(&tiny, "", &["--only", "greedy", "--mla-norm-eps", "1e-5"], 1);
     assert!(report.contains("OVERRIDDEN"), "{report}");
     let twin = "eps=1e-5";
-    gates(
-        &tiny,
-        twin,
-        &["--only", "greedy", "--mla-norm-eps", "1e-5"],
-        0,
-    );
+    gates(&tiny, twin, &["--only", "greedy", "--mla-norm-eps", "1e-5"], 0);
 }
 
 fn planted_mistake() {
     let (_folder, tiny, _) = sets();
     let only = ["--only", "teacher-forcing"];
     let report = gates(&tiny, "fault=k3-values-normed", &only, 1);
-    let named = report
-        .lines()
-        .find(|line| line.contains("conforms to a known mistake"));
+    let named = report.lines().find(|line| line.contains("conforms to a known mistake"));
     let named = named.unwrap_or_else(|| panic!("it is not named:\n{report}"));
     // The same mistake, found in the list of the reference's.
     assert!(named.contains("l2norm-on-v [K3]"), "{named}");
@@ -268,12 +232,7 @@ fn planted_mistake() {
 /// Right logits over a whole prompt, wrong ones after it.
 fn state_mistake() {
     let (_folder, tiny, _) = sets();
-    let report = gates(
-        &tiny,
-        "fault=k13-state-not-carried",
-        &["--only", "tiny/*e*"],
-        1,
-    );
+    let report = gates(&tiny, "fault=k13-state-not-carried", &["--only", "tiny/*e*"], 1);
     for row in [
         "PASS            tiny/teacher-forcing ",
         "FAIL            tiny/greedy",
@@ -298,23 +257,9 @@ fn dump_locates() {
         .output()
         .unwrap();
     assert!(status.status.success());
-    expect(
-        &[
-            "dump",
-            arg(&model),
-            "--ids",
-            ids,
-            "--by",
-            "reference",
-            arg(&exact),
-        ],
-        0,
-    );
+    expect(&["dump", arg(&model), "--ids", ids, "--by", "reference", arg(&exact)], 0);
     let (report, _) = expect(&["compare", arg(&dump), arg(&exact)], 1);
-    assert!(
-        report.contains("first divergence: layers.0.kda.v"),
-        "{report}"
-    );
+    assert!(report.contains("first divergence: layers.0.kda.v"), "{report}");
 }
 
 fn bf16() {
@@ -347,12 +292,7 @@ fn misbehaviour() {
         ("cut", "no whole f32"),
         ("empty", "the file is empty"),
     ] {
-        let report = gates(
-            &mild,
-            &format!("form={form}"),
-            &["--only", "incremental"],
-            1,
-        );
+        let report = gates(&mild, &format!("form={form}"), &["--only", "incremental"], 1);
         let found = report.to_lowercase().contains(&says.to_lowercase());
         assert!(found, "{form}: {report}");
     }
@@ -367,15 +307,7 @@ fn misbehaviour() {
         expect(&["gates", "--evidence", set, "--engine-cmd", text], code);
     }
     let sleeper = "sh -c 'sleep 60' {model} {ids} {gen} {logits}";
-    let arguments = [
-        "gates",
-        "--evidence",
-        set,
-        "--only",
-        "greedy",
-        "--engine-timeout",
-        "1",
-    ];
+    let arguments = ["gates", "--evidence", set, "--only", "greedy", "--engine-timeout", "1"];
     let slow = [&arguments[..], &["--engine-cmd", sleeper]].concat();
     let (report, _) = expect(&slow, 1);
     assert!(report.contains("did not end within 1 s"), "{report}");

@@ -39,11 +39,7 @@ fn expect(arguments: &[&str], code: i32) -> (String, String) {
     let output = k3_verify(arguments);
     let stdout = String::from_utf8(output.stdout).unwrap();
     let stderr = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(
-        output.status.code(),
-        Some(code),
-        "{arguments:?}\n{stdout}\n{stderr}"
-    );
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}\n{stdout}\n{stderr}");
     assert!(!stderr.contains("panicked"), "{stderr}");
     (stdout, stderr)
 }
@@ -62,9 +58,7 @@ struct Tiny {
 
 impl Tiny {
     fn open() -> Self {
-        Self {
-            fixtures: Fixtures::embedded().unwrap(),
-        }
+        Self { fixtures: Fixtures::embedded().unwrap() }
     }
 
     fn model(&self) -> PathBuf {

@@ -92,17 +92,12 @@ fn the_committed_text_says_what_the_json_says() {
     let report: Value = serde_json::from_str(&committed("report.json")).unwrap();
     let text = committed("report.txt");
     let sites = report["sites"].as_array().unwrap();
-    let ids: Vec<&str> = perturbed::sites()
-        .iter()
-        .map(|site: &Site| site.id)
-        .collect();
+    let ids: Vec<&str> = perturbed::sites().iter().map(|site: &Site| site.id).collect();
     let kept: Vec<&str> = sites.iter().map(|s| s["id"].as_str().unwrap()).collect();
     assert_eq!(kept, ids, "write reports/least-error anew");
     for site in sites {
         let id = site["id"].as_str().unwrap();
-        let line = text
-            .lines()
-            .find(|line| line.split_whitespace().nth(1) == Some(id));
+        let line = text.lines().find(|line| line.split_whitespace().nth(1) == Some(id));
         let line = line.unwrap_or_else(|| panic!("no line for {id}"));
         for seen in site["seen_by"].as_array().unwrap() {
             let of_tiny = seen["gate"].as_str().unwrap().starts_with("tiny/");

@@ -37,11 +37,7 @@ impl Tiny {
         let fixtures = Fixtures::embedded().unwrap();
         let set = EvidenceSet::open("tiny", &fixtures.root.join("tiny")).unwrap();
         let model = Model::open(&set.model_dir, &set.config, MLA_NORM_EPS).unwrap();
-        Self {
-            set,
-            model,
-            _fixtures: fixtures,
-        }
+        Self { set, model, _fixtures: fixtures }
     }
 
     /// The reference as subject, on the first `rows` of the full ids.
@@ -70,9 +66,7 @@ impl Tiny {
         let mut dump = StageDump::default();
         let stages = RoundedStages(precision);
         let mut sequence = model.sequence_with(&stages);
-        sequence
-            .feed(&self.set.full.ids[..rows], &mut dump)
-            .unwrap();
+        sequence.feed(&self.set.full.ids[..rows], &mut dump).unwrap();
         dump
     }
 
@@ -114,10 +108,7 @@ fn assert_within(name: &str, local: &Local, dump: &StageDump) {
         }
     }
     for (stage, (ratio, key)) in &worst {
-        eprintln!(
-            "{name}: {:15} worst ratio {ratio:.2e} at {key}",
-            stage.name()
-        );
+        eprintln!("{name}: {:15} worst ratio {ratio:.2e} at {key}", stage.name());
     }
     assert_eq!(beyond, [] as [String; 0], "{name}");
 }
@@ -134,17 +125,10 @@ fn assert_tight(name: &str, local: &Local, limit: f64) {
         }
     }
     for (stage, share) in &loosest {
-        eprintln!(
-            "{name}: {:15} largest bound / value {share:.2e}",
-            stage.name()
-        );
+        eprintln!("{name}: {:15} largest bound / value {share:.2e}", stage.name());
         assert!(*share < limit, "{name} {}: {share:e}", stage.name());
     }
-    assert_eq!(
-        loosest.len(),
-        Stage::ALL.len() - 1,
-        "a kind of stage was not seen"
-    );
+    assert_eq!(loosest.len(), Stage::ALL.len() - 1, "a kind of stage was not seen");
 }
 
 /// A stage whose bound forgets a rounding the reference makes; a bound that would let anything
@@ -165,9 +149,7 @@ fn the_reference_is_within_its_local_budgets() {
 #[test]
 fn the_oracle_is_within_its_local_budgets() {
     let tiny = Tiny::open();
-    let mut dump = StageDump {
-        tensors: tiny.set.stages.clone(),
-    };
+    let mut dump = StageDump { tensors: tiny.set.stages.clone() };
     // The logits stand in the set as its answer, of more rows than the stages.
     let shape = [tiny.set.stage_rows, tiny.set.config.vocab_size];
     let logits = &tiny.set.full.logits[..shape[0] * shape[1]];
@@ -202,26 +184,14 @@ fn stages_in_bf16_and_half_are_within_the_budgets_of_their_precision_alone() {
         assert_tight(precision.name(), &local, limit);
         let local = tiny.local(&dump, rows, Arithmetic::F32Sums);
         let fails = |stage: &&LocalStage| !stage.judge(&dump).passed;
-        let failing: BTreeSet<Stage> = local
-            .stages
-            .iter()
-            .filter(fails)
-            .map(|s| s.key.stage)
-            .collect();
+        let failing: BTreeSet<Stage> =
+            local.stages.iter().filter(fails).map(|s| s.key.stage).collect();
         // What is kept in f32 and what is handed on. Half cannot hold all of BF16.
         use Stage as S;
-        let exact = [
-            S::Embed,
-            S::KdaG,
-            S::KdaState,
-            S::RouterScores,
-            S::RouterIds,
-            S::RouterWeights,
-        ];
-        let expected: BTreeSet<Stage> = Stage::ALL
-            .into_iter()
-            .filter(|s| !exact.contains(s))
-            .collect();
+        let exact =
+            [S::Embed, S::KdaG, S::KdaState, S::RouterScores, S::RouterIds, S::RouterWeights];
+        let expected: BTreeSet<Stage> =
+            Stage::ALL.into_iter().filter(|s| !exact.contains(s)).collect();
         let of_half = (precision == Precision::F16).then_some(S::Embed);
         let expected: BTreeSet<Stage> = expected.into_iter().chain(of_half).collect();
         assert_eq!(failing, expected, "{}", precision.name());
@@ -231,11 +201,7 @@ fn stages_in_bf16_and_half_are_within_the_budgets_of_their_precision_alone() {
 /// The engine as subject: its own stages, by the budgets of its contract.
 fn engine_dump(tiny: &Tiny, mla_norm_eps: f64) -> StageDump {
     let checkpoint = Checkpoint::open(&tiny.set.model_dir).unwrap();
-    let options = EngineOptions {
-        threads: 2,
-        mla_norm_eps,
-        ..EngineOptions::default()
-    };
+    let options = EngineOptions { threads: 2, mla_norm_eps, ..EngineOptions::default() };
     let operations = Arc::new(Contract::default());
     let engine = Engine::resident(operations, &tiny.set.config, &checkpoint, options).unwrap();
     let mut dump = StageDump::default();
@@ -261,10 +227,7 @@ fn another_epsilon_in_the_low_rank_norms_is_seen_at_their_stages_alone() {
     let tiny = Tiny::open();
     let dump = engine_dump(&tiny, 1e-5);
     let local = tiny.local(&dump, tiny.set.full.ids.len(), Arithmetic::F64Sums);
-    let failing = local
-        .stages
-        .iter()
-        .filter(|stage| !stage.judge(&dump).passed);
+    let failing = local.stages.iter().filter(|stage| !stage.judge(&dump).passed);
     let failing: Vec<StageKey> = failing.map(|stage| stage.key).collect();
     let is_normed = |key: &StageKey| matches!(key.stage, Stage::MlaQ | Stage::MlaLatent);
     let expected: Vec<StageKey> = dump.tensors.keys().copied().filter(is_normed).collect();
@@ -404,15 +367,9 @@ fn damage_shows_where_it_is_and_never_before() {
         let local = tiny.local(&dump, rows, Arithmetic::F64Sums);
         let fails = |stage: &&LocalStage| !stage.judge(&dump).passed;
         let failing: Vec<StageKey> = local.stages.iter().filter(fails).map(|s| s.key).collect();
-        assert!(
-            failing.contains(&moved),
-            "{moved} moved, failing: {failing:?}"
-        );
+        assert!(failing.contains(&moved), "{moved} moved, failing: {failing:?}");
         for key in &failing {
-            assert!(
-                may_fail(moved, *key, block, layers),
-                "{moved} moved, {key} fails"
-            );
+            assert!(may_fail(moved, *key, block, layers), "{moved} moved, {key} fails");
         }
     }
 }
@@ -423,33 +380,18 @@ fn damage_shows_where_it_is_and_never_before() {
 fn single_layers_are_judged_on_carried_state() {
     let tiny = Tiny::open();
     let config = &tiny.set.config;
-    let pass = Pass {
-        config,
-        mla_norm_eps: MLA_NORM_EPS,
-        formulas: &RELEASED,
-        hook: &AsComputed,
-    };
-    let basis = Basis {
-        config,
-        mla_norm_eps: MLA_NORM_EPS,
-        arithmetic: Arithmetic::F64,
-    };
+    let pass = Pass { config, mla_norm_eps: MLA_NORM_EPS, formulas: &RELEASED, hook: &AsComputed };
+    let basis = Basis { config, mla_norm_eps: MLA_NORM_EPS, arithmetic: Arithmetic::F64 };
     let embedded = |ids| Residual::new(embed(tiny.model.reader(), &pass, ids).unwrap());
-    let (mut early, mut late) = (
-        embedded(&tiny.set.full.ids[..6]),
-        embedded(&tiny.set.full.ids[6..10]),
-    );
+    let (mut early, mut late) =
+        (embedded(&tiny.set.full.ids[..6]), embedded(&tiny.set.full.ids[6..10]));
     for weights in &tiny.model.layers()[..5] {
         let mut state = weights.new_state(config);
         let nothing = &mut NoStages;
-        weights
-            .forward(&pass, &mut early, 0, &mut state, nothing)
-            .unwrap();
+        weights.forward(&pass, &mut early, 0, &mut state, nothing).unwrap();
         let (before, found) = (SubjectResidual::carried(&late), state.clone());
         let mut dump = StageDump::default();
-        weights
-            .forward(&pass, &mut late, 6, &mut state, &mut dump)
-            .unwrap();
+        weights.forward(&pass, &mut late, 6, &mut state, &mut dump).unwrap();
         let local = recompute_layer(&basis, weights, &before, &found, &dump).unwrap();
         assert_within(&format!("layer {} alone", weights.index), &local, &dump);
         // From the empty state the attention output is another.
@@ -471,22 +413,11 @@ fn a_partial_dump_skips_what_it_cannot_recompute_and_says_so() {
     dump.tensors.remove(&gone);
     let local = tiny.local(&dump, rows, Arithmetic::F64);
     let lacking_it = |s: &&Skipped| s.lacking == gone;
-    assert_eq!(
-        local.skipped.iter().filter(lacking_it).count(),
-        local.skipped.len()
-    );
+    assert_eq!(local.skipped.iter().filter(lacking_it).count(), local.skipped.len());
     let skipped: Vec<Stage> = local.skipped.iter().map(|s| s.key.stage).collect();
     use Stage as S;
-    let expected = [
-        S::AttnNorm,
-        S::KdaQ,
-        S::KdaK,
-        S::KdaV,
-        S::KdaZ,
-        S::KdaBeta,
-        S::KdaConv,
-        S::AttnOut,
-    ];
+    let expected =
+        [S::AttnNorm, S::KdaQ, S::KdaK, S::KdaV, S::KdaZ, S::KdaBeta, S::KdaConv, S::AttnOut];
     assert_eq!(skipped, expected);
     assert_eq!(local.stages.len() + skipped.len(), dump.tensors.len() + 1);
 }

@@ -71,14 +71,8 @@ impl TinyA {
         let view = file.tensor(name).unwrap();
         let words = view.data().as_chunks::<4>().0;
         match view.dtype() {
-            Dtype::F32 => words
-                .iter()
-                .map(|w| f64::from(f32::from_le_bytes(*w)))
-                .collect(),
-            Dtype::I32 => words
-                .iter()
-                .map(|w| f64::from(i32::from_le_bytes(*w)))
-                .collect(),
+            Dtype::F32 => words.iter().map(|w| f64::from(f32::from_le_bytes(*w))).collect(),
+            Dtype::I32 => words.iter().map(|w| f64::from(i32::from_le_bytes(*w))).collect(),
             Dtype::F64 => {
                 let words = view.data().as_chunks::<8>().0;
                 words.iter().map(|w| f64::from_le_bytes(*w)).collect()
@@ -168,11 +162,7 @@ fn carried_state_gives_the_bits_of_full_recompute() {
             values.extend(logits.values);
         }
         assert_eq!(generated, tiny.ids("greedy_ids"), "chunks of {chunk}");
-        assert_eq!(
-            bits(&values),
-            bits(&whole.values[..values.len()]),
-            "chunks of {chunk}"
-        );
+        assert_eq!(bits(&values), bits(&whole.values[..values.len()]), "chunks of {chunk}");
     }
 }
 
@@ -215,14 +205,7 @@ fn ids_outside_the_vocabulary_are_refused() {
     let model = tiny.model();
     let mut sequence = model.sequence();
     let refused = sequence.feed(&[1, 256], &mut NoStages);
-    assert!(matches!(
-        refused,
-        Err(ReferenceError::TokenId {
-            id: 256,
-            index: 1,
-            ..
-        })
-    ));
+    assert!(matches!(refused, Err(ReferenceError::TokenId { id: 256, index: 1, .. })));
     let empty = sequence.feed(&[], &mut NoStages);
     assert!(matches!(empty, Err(ReferenceError::NoTokens)));
     let logits = sequence.feed(&[1], &mut NoStages).unwrap();
@@ -244,12 +227,7 @@ fn released_mxfp4_bytes_decode_exactly() {
     let (packed, scales) = (integers("packed"), integers("scales"));
     let decoded = decode_mxfp4(&RELEASED, columns, &packed, &scales).unwrap();
     let reals = |value: &Value| -> Vec<f64> {
-        value
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|v| v.as_f64().unwrap())
-            .collect()
+        value.as_array().unwrap().iter().map(|v| v.as_f64().unwrap()).collect()
     };
     assert_eq!(bits(&decoded), bits(&reals(&file["expected"]["data"])));
     let swapped = reals(&file["expected_swapped_nibbles"]["first64"]);
@@ -258,60 +236,28 @@ fn released_mxfp4_bytes_decode_exactly() {
 
 /// Mutants that `tiny-k3-a` cannot tell from the reference, each with the input that can.
 const UNSEEN_ON_TINY_A: &[(&str, &str)] = &[
-    (
-        "norm-eps-literal",
-        "tiny-k3-a has the released rms_norm_eps; another value shows it",
-    ),
+    ("norm-eps-literal", "tiny-k3-a has the released rms_norm_eps; another value shows it"),
     ("norm-eps-literal-*", "as above, in one place each"),
-    (
-        "decay-bound-literal",
-        "tiny-k3-a has the released bound; another value shows it",
-    ),
-    (
-        "situ-beta-literal",
-        "tiny-k3-a has the released cap; another value shows it",
-    ),
-    (
-        "situ-linear-beta-literal",
-        "tiny-k3-a has the released cap; another value shows it",
-    ),
+    ("decay-bound-literal", "tiny-k3-a has the released bound; another value shows it"),
+    ("situ-beta-literal", "tiny-k3-a has the released cap; another value shows it"),
+    ("situ-linear-beta-literal", "tiny-k3-a has the released cap; another value shows it"),
     (
         "mla-cache-of-64",
         "the ids do not fill 64 positions; the long sequence of the tiny oracle shows it",
     ),
-    (
-        "router-scaling-off",
-        "tiny-k3-a scales by 1; another value shows it",
-    ),
-    (
-        "router-ties-to-higher",
-        "no two scores are equal; equal biases on equal rows show it",
-    ),
-    (
-        "decay-padding-not-checked",
-        "the padding is zero; a damaged A_log shows it",
-    ),
-    (
-        "mxfp4-scale-zero-flushed",
-        "no scale byte is 0; a checkpoint with one shows it",
-    ),
-    (
-        "mxfp4-nan-scale-is-zero",
-        "no scale byte is 255; a damaged scale shows it",
-    ),
-    (
-        "mxfp4-nan-scale-is-a-power",
-        "no scale byte is 255; a damaged scale shows it",
-    ),
+    ("router-scaling-off", "tiny-k3-a scales by 1; another value shows it"),
+    ("router-ties-to-higher", "no two scores are equal; equal biases on equal rows show it"),
+    ("decay-padding-not-checked", "the padding is zero; a damaged A_log shows it"),
+    ("mxfp4-scale-zero-flushed", "no scale byte is 0; a checkpoint with one shows it"),
+    ("mxfp4-nan-scale-is-zero", "no scale byte is 255; a damaged scale shows it"),
+    ("mxfp4-nan-scale-is-a-power", "no scale byte is 255; a damaged scale shows it"),
 ];
 
 fn is_unseen_on_tiny_a(id: &str) -> bool {
-    UNSEEN_ON_TINY_A
-        .iter()
-        .any(|(name, _)| match name.strip_suffix('*') {
-            Some(stem) => id.starts_with(stem),
-            None => id == *name,
-        })
+    UNSEEN_ON_TINY_A.iter().any(|(name, _)| match name.strip_suffix('*') {
+        Some(stem) => id.starts_with(stem),
+        None => id == *name,
+    })
 }
 
 /// Logits of the ids fed at once, and fed in calls.
@@ -359,10 +305,8 @@ fn every_mutant_changes_the_logits() {
     let [right, carried] = whole_and_carried(&tiny, &RELEASED, ids).unwrap();
     assert_eq!(bits(&right), bits(&carried));
     let all = mutants();
-    let effects: Vec<(f64, String)> = all
-        .par_iter()
-        .map(|mutant| effect(&tiny, mutant, ids, &right))
-        .collect();
+    let effects: Vec<(f64, String)> =
+        all.par_iter().map(|mutant| effect(&tiny, mutant, ids, &right)).collect();
     let mut wrong = Vec::new();
     for (mutant, (largest, text)) in all.iter().zip(&effects) {
         let clauses = mutant.clauses.join(" ");
@@ -371,12 +315,7 @@ fn every_mutant_changes_the_logits() {
             wrong.push(format!("{}: {text}", mutant.id));
         }
     }
-    assert!(
-        wrong.is_empty(),
-        "{} mutants not as listed:\n{}",
-        wrong.len(),
-        wrong.join("\n")
-    );
+    assert!(wrong.is_empty(), "{} mutants not as listed:\n{}", wrong.len(), wrong.join("\n"));
 }
 
 /// Values written into the code where the config has a field: seen under another config, judged
@@ -472,9 +411,7 @@ fn a_nan_scale_is_reported_with_its_place() {
     let copy = damaged(&tiny, &tensor, 5 * 2 + 1, &[255]);
     let run = |formulas: &Formulas| {
         let model = Model::open_with(copy.path(), &tiny.config, MLA_NORM_EPS, formulas)?;
-        model
-            .sequence()
-            .feed(&tiny.ids("full_ids")[..1], &mut NoStages)
+        model.sequence().feed(&tiny.ids("full_ids")[..1], &mut NoStages)
     };
     let message = run(&RELEASED).unwrap_err().to_string();
     let place = format!("layer 1, expert {expert}, w3.weight_scale, row 5, group 1");
@@ -492,10 +429,7 @@ fn non_zero_padding_of_a_log_is_refused() {
     let copy = damaged(&tiny, tensor, 7 * 4, &0.25f32.to_le_bytes());
     let open = |f: &Formulas| Model::open_with(copy.path(), &tiny.config, MLA_NORM_EPS, f);
     let message = open(&RELEASED).unwrap_err().to_string();
-    assert!(
-        message.contains("layer 2: A_log[7]") && message.contains("0.25"),
-        "{message}"
-    );
+    assert!(message.contains("layer 2: A_log[7]") && message.contains("0.25"), "{message}");
     assert!(open(&mutant("decay-padding-not-checked")).is_ok());
 }
 
@@ -506,12 +440,7 @@ fn a_config_that_does_not_fit_is_refused_by_tensor() {
     let mut config = tiny.config.clone();
     config.num_experts = 9;
     let error = Model::open(&tiny.folder, &config, MLA_NORM_EPS).unwrap_err();
-    assert!(
-        error
-            .to_string()
-            .contains("experts.8.w1.weight_packed is missing"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("experts.8.w1.weight_packed is missing"), "{error}");
     config = tiny.config.clone();
     config.kv_lora_rank = 64;
     let error = Model::open(&tiny.folder, &config, MLA_NORM_EPS).unwrap_err();
@@ -519,16 +448,7 @@ fn a_config_that_does_not_fit_is_refused_by_tensor() {
     config = tiny.config.clone();
     config.kda_layers.push(4);
     let error = Model::open(&tiny.folder, &config, MLA_NORM_EPS).unwrap_err();
-    assert!(
-        matches!(
-            error,
-            ReferenceError::LayerKinds {
-                layer_one_based: 4,
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert!(matches!(error, ReferenceError::LayerKinds { layer_one_based: 4, .. }), "{error}");
 }
 
 /// One layer loaded and run alone gives what the whole model gives there.
@@ -549,9 +469,7 @@ fn a_layer_runs_alone() {
     for index in 0..4 {
         let layer = LayerWeights::load(&reader, &pass, index).unwrap();
         let mut state = layer.new_state(&tiny.config);
-        layer
-            .forward(&pass, &mut residual, 0, &mut state, &mut NoStages)
-            .unwrap();
+        layer.forward(&pass, &mut residual, 0, &mut state, &mut NoStages).unwrap();
         let expected = &dump.tensors[&StageKey::layer(index, Stage::Out)].values;
         assert_eq!(*expected, StageValues::Real(residual.sum.values.clone()));
     }

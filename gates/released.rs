@@ -36,9 +36,7 @@ fn released_index(external: &Path) -> Vec<u8> {
     let path = external.join("kimi-k3-released/model.safetensors.index.json.gz");
     let file = std::fs::File::open(path).expect("released index");
     let mut bytes = Vec::new();
-    flate2::read::GzDecoder::new(file)
-        .read_to_end(&mut bytes)
-        .expect("gzip");
+    flate2::read::GzDecoder::new(file).read_to_end(&mut bytes).expect("gzip");
     bytes
 }
 
@@ -58,10 +56,7 @@ fn released_config_gives_the_published_shape() {
     assert_eq!(mla.len(), 24);
     assert_eq!((mla[0], mla[22], mla[23]), (3, 91, 92));
     assert_eq!(shape.layers_of(LayerKind::Kda).count(), 69);
-    assert_eq!(
-        shape.moe_layers().collect::<Vec<_>>(),
-        (1..93).collect::<Vec<_>>()
-    );
+    assert_eq!(shape.moe_layers().collect::<Vec<_>>(), (1..93).collect::<Vec<_>>());
     assert_eq!(shape.kda.width, 12_288);
     assert_eq!(shape.mla.cache_width, 576);
     assert_eq!(shape.moe.expert_bytes(), 17_547_264);
@@ -147,11 +142,7 @@ fn tables_of_names_equal_the_released_tensor_table() {
     });
     assert_eq!(ours.len(), Role::COUNT);
     for template in VISION {
-        let row = (
-            "BF16".to_owned(),
-            template.shape.to_vec(),
-            template.blocks as u64,
-        );
+        let row = ("BF16".to_owned(), template.shape.to_vec(), template.blocks as u64);
         ours.insert(template.template.to_owned(), row);
     }
     let rows = table["templates"].as_array().expect("templates");
@@ -179,10 +170,7 @@ fn tiny_checkpoint_binds_and_reads_as_the_safetensors_crate_does() {
     let binding = Binding::bind(&checkpoint, &config).expect("tiny binds");
     assert_eq!(checkpoint.notes(), []);
     assert_eq!(checkpoint.tensor_bytes(), 3_629_312);
-    assert_eq!(
-        binding.bound_count() + binding.unused().len(),
-        checkpoint.len()
-    );
+    assert_eq!(binding.bound_count() + binding.unused().len(), checkpoint.len());
     let unused: Vec<_> = binding.unused_counts().into_iter().collect();
     assert_eq!(unused, [(UnusedClass::ResidualBeforeFirstBank, 2)]);
     assert_eq!(binding.layer_tensor(0, Role::AttentionResNorm), None);
@@ -219,11 +207,7 @@ fn released_mxfp4_bytes_decode_bit_for_bit() {
         serde_json::from_value(file["expected"]["data"].clone()).expect("values");
     let (codes, scales) = (bytes("packed"), bytes("scales"));
     let (rows, columns) = (64, 3584);
-    let place = MatrixPlace {
-        layer: 1,
-        expert: 0,
-        matrix: ExpertMatrix::Gate,
-    };
+    let place = MatrixPlace { layer: 1, expert: 0, matrix: ExpertMatrix::Gate };
     let decode = |codes: &[u8]| {
         let mut values = vec![f64::NAN; rows * columns];
         decode_matrix(place, (rows, columns), codes, &scales, &mut values).expect("decodes");
@@ -247,12 +231,7 @@ fn resident_bytes() -> u64 {
 /// Processor time of this process in seconds: on a busy machine it says more than a clock.
 fn cpu_seconds() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    let fields: Vec<_> = stat
-        .rsplit(')')
-        .next()
-        .unwrap_or("")
-        .split_whitespace()
-        .collect();
+    let fields: Vec<_> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
     let ticks = |place: usize| fields.get(place).and_then(|text| text.parse::<f64>().ok());
     // User and system time, in ticks of 10 ms.
     (ticks(11).unwrap_or(0.0) + ticks(12).unwrap_or(0.0)) / 100.0

@@ -34,9 +34,7 @@ fn snapshot(name: &str, content: &str) {
 static LADDER: LazyLock<tempfile::TempDir> = LazyLock::new(|| {
     let folder = tempfile::tempdir().unwrap();
     let mut command = Command::cargo_bin("k3-verify").unwrap();
-    command
-        .args(["gates", "--threads", "2", "--out"])
-        .arg(folder.path());
+    command.args(["gates", "--threads", "2", "--out"]).arg(folder.path());
     command.assert().success();
     folder
 });
@@ -59,13 +57,7 @@ fn the_text_of_the_ladder() {
     let text = written("report.txt");
     let lines: Vec<String> = text
         .lines()
-        .map(|line| {
-            if line.contains(" reference ") {
-                masked(line)
-            } else {
-                line.to_owned()
-            }
-        })
+        .map(|line| if line.contains(" reference ") { masked(line) } else { line.to_owned() })
         .collect();
     snapshot("ladder-text", &lines.join("\n"));
 }
@@ -84,9 +76,7 @@ fn the_json_of_the_ladder() {
             row.insert("summary".to_owned(), summary.into());
         } else if let Some(comparisons) = comparisons.as_array() {
             let short = |c: &Value| {
-                let ratio = c["ratio"]
-                    .as_f64()
-                    .map_or("exact".to_owned(), |r| format!("{r:.2e}"));
+                let ratio = c["ratio"].as_f64().map_or("exact".to_owned(), |r| format!("{r:.2e}"));
                 Value::from(format!("{}: {ratio}", c["name"].as_str().unwrap()))
             };
             let short: Vec<Value> = comparisons.iter().map(short).collect();
@@ -105,16 +95,10 @@ fn the_plots_and_the_page_of_the_ladder() {
         let svg = written(&format!("{name}.svg"));
         assert!(page.contains(svg.trim()), "{name} is not on the page");
         let kept = std::fs::read_to_string(kept.join(format!("{name}.svg")));
-        assert!(
-            kept.is_ok_and(|kept| kept == svg),
-            "{name}.svg is not what is drawn now"
-        );
+        assert!(kept.is_ok_and(|kept| kept == svg), "{name}.svg is not what is drawn now");
     }
     for outside in ["<script", "<link", "href=", "src=", "url("] {
-        assert!(
-            !page.contains(outside),
-            "the page stands alone, without {outside}"
-        );
+        assert!(!page.contains(outside), "the page stands alone, without {outside}");
     }
 }
 
@@ -127,10 +111,7 @@ fn the_ratchet_names_what_the_ladder_compares() {
     command.assert().success();
     let now: Ratchet = serde_json::from_slice(&std::fs::read(file.path()).unwrap()).unwrap();
     let recorded = Ratchet::shipped();
-    assert!(
-        now.ratios.keys().eq(recorded.ratios.keys()),
-        "write the ratchet anew"
-    );
+    assert!(now.ratios.keys().eq(recorded.ratios.keys()), "write the ratchet anew");
     assert!(recorded.ratios.len() > 100);
 }
 
@@ -142,16 +123,8 @@ fn the_report_of_a_kill_matrix() {
     let Some(SetState::Ready(tiny)) = runner::shipped_sets(&fixtures).into_iter().next() else {
         panic!("the tiny oracle is not ready")
     };
-    let options = Options {
-        mla_norm_eps: MLA_NORM_EPS,
-        threads: 2,
-        every_cell: false,
-    };
-    let wanted = [
-        "loader-shape-by-count",
-        "k3-values-normed",
-        "a11-threads-split-sums",
-    ];
+    let options = Options { mla_norm_eps: MLA_NORM_EPS, threads: 2, every_cell: false };
+    let wanted = ["loader-shape-by-count", "k3-values-normed", "a11-threads-split-sums"];
     let mut mutants = subjects::mutants();
     mutants.retain(|mutant| wanted.contains(&mutant.id.as_str()));
     assert_eq!(mutants.len(), wanted.len());
@@ -166,8 +139,5 @@ fn the_report_of_a_kill_matrix() {
     snapshot("kill-matrix-text", &report.text());
     let plots = mutants_page::plots(&report).unwrap();
     let page = mutants_page::page(&report, &plots);
-    assert!(
-        page.contains("k3-values-normed") && page.contains("<svg"),
-        "{page}"
-    );
+    assert!(page.contains("k3-values-normed") && page.contains("<svg"), "{page}");
 }

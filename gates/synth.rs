@@ -30,15 +30,9 @@ fn synth(folder: &Path, arguments: &str) -> Output {
 #[track_caller]
 fn expect(folder: &Path, arguments: &str, code: i32) -> (String, String) {
     let output = synth(folder, arguments);
-    let (stdout, stderr) = (
-        String::from_utf8(output.stdout).unwrap(),
-        String::from_utf8(output.stderr).unwrap(),
-    );
-    assert_eq!(
-        output.status.code(),
-        Some(code),
-        "{arguments}\n{stdout}\n{stderr}"
-    );
+    let (stdout, stderr) =
+        (String::from_utf8(output.stdout).unwrap(), String::from_utf8(output.stderr).unwrap());
+    assert_eq!(output.status.code(), Some(code), "{arguments}\n{stdout}\n{stderr}");
     assert!(!stderr.contains("panicked"), "{stderr}");
     let errors = stderr.lines().filter(|line| line.starts_with("error: "));
     assert_eq!(errors.count(), usize::from(code != 0), "{stderr}");

@@ -17,11 +17,7 @@ struct Source {
 
 impl Source {
     fn code_lines(&self) -> impl Iterator<Item = (usize, &str)> {
-        let lines = self
-            .text
-            .lines()
-            .enumerate()
-            .map(|(index, line)| (index + 1, line));
+        let lines = self.text.lines().enumerate().map(|(index, line)| (index + 1, line));
         lines.filter(|(_, line)| !line.trim_start().starts_with("//"))
     }
 }
@@ -42,15 +38,8 @@ fn sources(folders: &[&str], ending: &str) -> Vec<Source> {
             if path.is_dir() {
                 open.push(path);
             } else if path.to_string_lossy().ends_with(ending) {
-                let name = path
-                    .strip_prefix(root())
-                    .unwrap()
-                    .to_string_lossy()
-                    .into_owned();
-                found.push(Source {
-                    path: name,
-                    text: fs::read_to_string(&path).unwrap(),
-                });
+                let name = path.strip_prefix(root()).unwrap().to_string_lossy().into_owned();
+                found.push(Source { path: name, text: fs::read_to_string(&path).unwrap() });
             }
         }
     }
@@ -85,15 +74,8 @@ fn every_file_says_in_its_first_lines_what_it_is() {
         }
     }
     for source in sources(&["oracle"], ".py") {
-        if !source
-            .text
-            .trim_start_matches("#!/usr/bin/env python3\n")
-            .starts_with("\"\"\"")
-        {
-            problems.push(format!(
-                "{}: expected to begin with a doc string",
-                source.path
-            ));
+        if !source.text.trim_start_matches("#!/usr/bin/env python3\n").starts_with("\"\"\"") {
+            problems.push(format!("{}: expected to begin with a doc string", source.path));
         }
     }
     assert_none(&problems);
@@ -121,20 +103,9 @@ fn files_and_lines_are_of_readable_size() {
 
 #[test]
 fn nothing_is_left_unfinished() {
-    let marks = [
-        "TODO",
-        "FIXME",
-        "XXX",
-        "unimplemented!",
-        "todo!(",
-        "dbg!(",
-        "#[ignore",
-    ];
+    let marks = ["TODO", "FIXME", "XXX", "unimplemented!", "todo!(", "dbg!(", "#[ignore"];
     let mut problems = mentions("src", &marks);
-    for source in sources(&["gates"], ".rs")
-        .iter()
-        .filter(|s| !s.path.ends_with("tidy.rs"))
-    {
+    for source in sources(&["gates"], ".rs").iter().filter(|s| !s.path.ends_with("tidy.rs")) {
         for (number, line) in source.code_lines() {
             if marks.iter().any(|mark| line.contains(mark)) {
                 problems.push(format!("{}:{number}: {}", source.path, line.trim()));
@@ -146,26 +117,15 @@ fn nothing_is_left_unfinished() {
 
 #[test]
 fn invariant_1_the_reference_stands_alone() {
-    let engine = [
-        "crate::checkpoint",
-        "crate::kernels",
-        "crate::model",
-        "crate::stream",
-    ];
+    let engine = ["crate::checkpoint", "crate::kernels", "crate::model", "crate::stream"];
     assert_none(&mentions("src/reference", &engine));
     assert_none(&mentions("src/reference", &[".dot(", "general_mat_mul"]));
 }
 
 #[test]
 fn invariant_2_the_engine_never_calls_the_reference() {
-    let engine = [
-        "src/checkpoint",
-        "src/generate",
-        "src/kernels",
-        "src/memory",
-        "src/model",
-        "src/stream",
-    ];
+    let engine =
+        ["src/checkpoint", "src/generate", "src/kernels", "src/memory", "src/model", "src/stream"];
     for folder in engine {
         assert_none(&mentions(folder, &["crate::reference"]));
     }
@@ -174,41 +134,30 @@ fn invariant_2_the_engine_never_calls_the_reference() {
 #[test]
 fn invariant_3_no_environment_variable_changes_a_result() {
     let reads = mentions("src", &["env::var", "env::vars"]);
-    let elsewhere: Vec<String> = reads
-        .into_iter()
-        .filter(|place| !place.starts_with("src/cli/"))
-        .collect();
+    let elsewhere: Vec<String> =
+        reads.into_iter().filter(|place| !place.starts_with("src/cli/")).collect();
     assert_none(&elsewhere);
 }
 
 #[test]
 fn invariant_4_sums_of_floats_are_never_split_over_threads() {
-    let words = [
-        ".par_iter().sum",
-        ".par_iter().reduce",
-        ".reduce_with(",
-        "par_bridge",
-    ];
+    let words = [".par_iter().sum", ".par_iter().reduce", ".reduce_with(", "par_bridge"];
     assert_none(&mentions("src", &words));
 }
 
 #[test]
 fn invariant_5_errors_of_any_kind_only_on_the_command_line() {
     let places = mentions("src", &["anyhow"]);
-    let elsewhere: Vec<String> = places
-        .into_iter()
-        .filter(|place| !place.starts_with("src/cli/"))
-        .collect();
+    let elsewhere: Vec<String> =
+        places.into_iter().filter(|place| !place.starts_with("src/cli/")).collect();
     assert_none(&elsewhere);
 }
 
 #[test]
 fn invariant_6_one_file_touches_the_plotting_crate() {
     let places = mentions("src", &["plotters"]);
-    let elsewhere: Vec<String> = places
-        .into_iter()
-        .filter(|place| !place.starts_with("src/report/svg.rs"))
-        .collect();
+    let elsewhere: Vec<String> =
+        places.into_iter().filter(|place| !place.starts_with("src/report/svg.rs")).collect();
     assert_none(&elsewhere);
 }
 
@@ -242,14 +191,7 @@ fn invariant_7_the_oracle_imports_numpy_and_the_standard_library_only() {
     ];
     let own: Vec<String> = sources(&["oracle"], ".py")
         .iter()
-        .filter_map(|s| {
-            Some(
-                Path::new(&s.path)
-                    .file_stem()?
-                    .to_string_lossy()
-                    .into_owned(),
-            )
-        })
+        .filter_map(|s| Some(Path::new(&s.path).file_stem()?.to_string_lossy().into_owned()))
         .collect();
     let mut problems = Vec::new();
     for source in sources(&["oracle"], ".py") {

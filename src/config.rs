@@ -143,9 +143,7 @@ impl RawConfig {
         };
         let file = File::open(path).map_err(io_error)?;
         let mut bytes = Vec::new();
-        file.take(MAX_CONFIG_BYTES + 1)
-            .read_to_end(&mut bytes)
-            .map_err(io_error)?;
+        file.take(MAX_CONFIG_BYTES + 1).read_to_end(&mut bytes).map_err(io_error)?;
         Self::parse(&bytes, path)
     }
 
@@ -174,10 +172,6 @@ impl RawConfig {
         if problems.is_empty() {
             rules::check_consistency(&config, kv_heads, &mut problems);
         }
-        if problems.is_empty() {
-            Ok(config)
-        } else {
-            Err(ConfigError::Refused { path, problems })
-        }
+        if problems.is_empty() { Ok(config) } else { Err(ConfigError::Refused { path, problems }) }
     }
 }

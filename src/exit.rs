@@ -36,11 +36,7 @@ impl Exit {
     /// Of two codes that both apply, the one to report: 2, 5, 3, 1, 4, 0 in this order.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
-        if self.rank() <= other.rank() {
-            self
-        } else {
-            other
-        }
+        if self.rank() <= other.rank() { self } else { other }
     }
 
     fn rank(self) -> u8 {

@@ -151,10 +151,7 @@ impl Stage {
     /// Whether the name carries a `layers.N.` prefix.
     #[must_use]
     pub fn is_per_layer(self) -> bool {
-        !matches!(
-            self,
-            Self::Embed | Self::FinalMix | Self::FinalNorm | Self::Logits
-        )
+        !matches!(self, Self::Embed | Self::FinalMix | Self::FinalNorm | Self::Logits)
     }
 
     /// Whether the value is the carried state after the last token (it replaces the value of an
@@ -179,10 +176,7 @@ impl StageKey {
     #[must_use]
     pub fn layer(layer: usize, stage: Stage) -> Self {
         debug_assert!(stage.is_per_layer());
-        Self {
-            layer: Some(layer),
-            stage,
-        }
+        Self { layer: Some(layer), stage }
     }
 
     /// A stage of the whole model.
@@ -304,13 +298,7 @@ impl StageSink for StageDump {
             return;
         }
         let values = StageValues::Real(values.to_vec());
-        self.tensors.insert(
-            key,
-            StageTensor {
-                shape: shape.to_vec(),
-                values,
-            },
-        );
+        self.tensors.insert(key, StageTensor { shape: shape.to_vec(), values });
     }
 
     fn put_ids(&mut self, key: StageKey, shape: &[usize], ids: &[i32]) {
@@ -323,13 +311,7 @@ impl StageSink for StageDump {
             return;
         }
         let values = StageValues::Ids(ids.to_vec());
-        self.tensors.insert(
-            key,
-            StageTensor {
-                shape: shape.to_vec(),
-                values,
-            },
-        );
+        self.tensors.insert(key, StageTensor { shape: shape.to_vec(), values });
     }
 }
 
@@ -341,20 +323,10 @@ mod tests {
     #[test]
     fn every_name_parses_back_to_its_key() {
         for stage in Stage::ALL {
-            let key = StageKey {
-                layer: stage.is_per_layer().then_some(12),
-                stage,
-            };
+            let key = StageKey { layer: stage.is_per_layer().then_some(12), stage };
             assert_eq!(StageKey::parse(&key.to_string()), Some(key));
         }
-        for wrong in [
-            "",
-            "layers.x.out",
-            "layers..out",
-            "layers.1.embed",
-            "out",
-            "layers.+1.out",
-        ] {
+        for wrong in ["", "layers.x.out", "layers..out", "layers.1.embed", "out", "layers.+1.out"] {
             assert_eq!(StageKey::parse(wrong), None, "{wrong}");
         }
     }
@@ -362,23 +334,11 @@ mod tests {
     /// First divergence means first in execution order, not in the order of the alphabet.
     #[test]
     fn keys_sort_in_execution_order() {
-        let names = [
-            "logits",
-            "layers.10.out",
-            "embed",
-            "layers.2.out",
-            "layers.2.attn_mix",
-        ];
+        let names = ["logits", "layers.10.out", "embed", "layers.2.out", "layers.2.attn_mix"];
         let mut keys: Vec<_> = names.iter().filter_map(|n| StageKey::parse(n)).collect();
         keys.sort();
         let sorted: Vec<_> = keys.iter().map(ToString::to_string).collect();
-        let expected = [
-            "embed",
-            "layers.2.attn_mix",
-            "layers.2.out",
-            "layers.10.out",
-            "logits",
-        ];
+        let expected = ["embed", "layers.2.attn_mix", "layers.2.out", "layers.10.out", "logits"];
         assert_eq!(sorted, expected);
     }
 }

@@ -94,10 +94,8 @@ pub fn read_tensors(path: &Path) -> Result<BTreeMap<String, TensorValues>, Tenso
 ///
 /// As [`read_tensors`].
 pub fn read_file(path: &Path) -> Result<TensorFile, TensorFileError> {
-    let bytes = std::fs::read(path).map_err(|source| TensorFileError::Read {
-        path: path.to_owned(),
-        source,
-    })?;
+    let bytes = std::fs::read(path)
+        .map_err(|source| TensorFileError::Read { path: path.to_owned(), source })?;
     parse_file(path, &bytes)
 }
 
@@ -180,10 +178,7 @@ pub fn encode(
         Ok((tensor.name, view))
     });
     let views = views.collect::<Result<Vec<_>, safetensors::SafeTensorError>>()?;
-    let metadata = metadata
-        .iter()
-        .map(|(k, v)| (k.clone(), v.clone()))
-        .collect();
+    let metadata = metadata.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
     safetensors::serialize(views, Some(metadata))
 }
 
@@ -205,19 +200,9 @@ pub fn encode_stages(
         StageValues::Real(_) => [0],
     };
     let names: Vec<String> = dump.tensors.keys().map(ToString::to_string).collect();
-    let mut tensors = vec![TensorOut {
-        name: IDS,
-        shape: &count,
-        values: &ids,
-        as_f32,
-    }];
+    let mut tensors = vec![TensorOut { name: IDS, shape: &count, values: &ids, as_f32 }];
     for (name, tensor) in names.iter().zip(dump.tensors.values()) {
-        tensors.push(TensorOut {
-            name,
-            shape: &tensor.shape,
-            values: &tensor.values,
-            as_f32,
-        });
+        tensors.push(TensorOut { name, shape: &tensor.shape, values: &tensor.values, as_f32 });
     }
     encode(&tensors, metadata)
 }
@@ -233,13 +218,9 @@ fn decode(
         Dtype::F64 => real(words(bytes, f64::from_le_bytes)),
         Dtype::F32 => real(words(bytes, |word| f64::from(f32::from_le_bytes(word)))),
         Dtype::F16 => real(words(bytes, |word| half::f16::from_le_bytes(word).to_f64())),
-        Dtype::BF16 => real(words(bytes, |word| {
-            half::bf16::from_le_bytes(word).to_f64()
-        })),
+        Dtype::BF16 => real(words(bytes, |word| half::bf16::from_le_bytes(word).to_f64())),
         Dtype::I32 => Ok(StageValues::Ids(words(bytes, i32::from_le_bytes))),
-        Dtype::U8 => Ok(StageValues::Ids(
-            bytes.iter().map(|byte| i32::from(*byte)).collect(),
-        )),
+        Dtype::U8 => Ok(StageValues::Ids(bytes.iter().map(|byte| i32::from(*byte)).collect())),
         Dtype::I64 => {
             let narrow = |value: i64| {
                 i32::try_from(value).map_err(|_| TensorFileError::Id {
@@ -248,10 +229,8 @@ fn decode(
                     got: value,
                 })
             };
-            let ids: Result<Vec<i32>, _> = words(bytes, i64::from_le_bytes)
-                .into_iter()
-                .map(narrow)
-                .collect();
+            let ids: Result<Vec<i32>, _> =
+                words(bytes, i64::from_le_bytes).into_iter().map(narrow).collect();
             Ok(StageValues::Ids(ids?))
         }
         other => Err(TensorFileError::Dtype {
@@ -263,10 +242,5 @@ fn decode(
 }
 
 fn words<const N: usize, T>(bytes: &[u8], read: impl Fn([u8; N]) -> T) -> Vec<T> {
-    bytes
-        .as_chunks::<N>()
-        .0
-        .iter()
-        .map(|word| read(*word))
-        .collect()
+    bytes.as_chunks::<N>().0.iter().map(|word| read(*word)).collect()
 }

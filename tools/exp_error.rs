@@ -132,11 +132,7 @@ fn exp_error(truth: &Truth, x: f64, y: f64) -> f64 {
         return if y == 0.0 { 0.0 } else { f64::INFINITY };
     }
     if x > 120.0 {
-        return if y == f64::INFINITY {
-            0.0
-        } else {
-            f64::INFINITY
-        };
+        return if y == f64::INFINITY { 0.0 } else { f64::INFINITY };
     }
     let (high, low) = truth.exp(x);
     if high >= OVERFLOW || y == f64::INFINITY {
@@ -202,14 +198,8 @@ pub fn measure(stride: u32, first: u32, last: u32) -> [Finding; 3] {
     let truth = Truth::new();
     all.map(|(name, function, error)| {
         let (inputs, worst_ulp, worst_input_bits) = (0, 0.0, 0);
-        let mut found = Finding {
-            name,
-            inputs,
-            worst_ulp,
-            worst_input_bits,
-            misrounded: 0,
-            nan_lost: 0,
-        };
+        let mut found =
+            Finding { name, inputs, worst_ulp, worst_input_bits, misrounded: 0, nan_lost: 0 };
         for bits in (first..=last).step_by(stride as usize) {
             let x = f32::from_bits(bits);
             let y = function(x);

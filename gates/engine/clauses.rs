@@ -56,10 +56,7 @@ fn a07_output_gate_is_a_sigmoid_after_the_norm() {
 /// S1, S2: σ takes the uncapped gate, both caps hold: |out| ≤ 100.
 #[test]
 fn situ_caps_and_uncapped_gate() {
-    let caps = k3_verify::kernels::situ::Caps {
-        beta: 4.0,
-        linear_beta: 25.0,
-    };
+    let caps = k3_verify::kernels::situ::Caps { beta: 4.0, linear_beta: 25.0 };
     let situ = |gate: f32, up: f32| {
         let mut out = [0.0];
         Contract::default().situ(&[gate], &[up], caps, &mut out);
@@ -68,11 +65,7 @@ fn situ_caps_and_uncapped_gate() {
     assert_eq!(situ(1e9, 1e9), 100.0);
     assert_eq!(situ(1e9, -1e9), -100.0);
     // 4·tanh(2)·σ(8)·25·tanh(0.2), from a calculation with 30 digits; a capped σ gives 18.633.
-    assert!(
-        (situ(8.0, 5.0) - 19.021_144).abs() < 1e-5,
-        "{}",
-        situ(8.0, 5.0)
-    );
+    assert!((situ(8.0, 5.0) - 19.021_144).abs() < 1e-5, "{}", situ(8.0, 5.0));
     // The width is no multiple of the block.
     let mut out = vec![0.0; 131];
     Contract::default().situ(&[8.0; 131], &[5.0; 131], caps, &mut out);
@@ -85,10 +78,7 @@ fn a18_head_width_sixty_with_guards() {
     let mut guarded = vec![f32::NAN; 80];
     guarded[..60].fill(0.5);
     let operations = Contract::default();
-    assert_eq!(
-        operations.row_sum(Row::F32(&guarded[..60]), &guarded[..60]),
-        15.0
-    );
+    assert_eq!(operations.row_sum(Row::F32(&guarded[..60]), &guarded[..60]), 15.0);
     operations.l2_norm(&mut guarded[..60]);
     assert!(guarded[..60].iter().all(|value| value.is_finite()));
     assert!(guarded[60..].iter().all(|value| value.is_nan()));
@@ -101,9 +91,6 @@ fn a18_head_width_sixty_with_guards() {
 #[test]
 fn k8_a_log_is_sliced_and_its_tail_checked() {
     let operations = Contract::default();
-    assert_eq!(
-        operations.a_log(&[1.0, 2.0, 0.0, -0.0], 2),
-        Ok(vec![1.0, 2.0])
-    );
+    assert_eq!(operations.a_log(&[1.0, 2.0, 0.0, -0.0], 2), Ok(vec![1.0, 2.0]));
     assert_eq!(operations.a_log(&[1.0, 2.0, 0.0, 3.0], 2), Err((3, 3.0)));
 }

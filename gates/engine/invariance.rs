@@ -9,24 +9,13 @@ use k3_verify::model::{EngineOptions, EngineSequence};
 fn threads_and_chunks_change_no_bit() {
     let Some(tiny) = Tiny::open() else { return };
     let run = |threads, chunk_tokens| {
-        let options = EngineOptions {
-            threads,
-            chunk_tokens,
-            ..EngineOptions::default()
-        };
-        bits(
-            &EngineSequence::new(tiny.engine(options))
-                .feed(&tiny.full_ids)
-                .unwrap(),
-        )
+        let options = EngineOptions { threads, chunk_tokens, ..EngineOptions::default() };
+        bits(&EngineSequence::new(tiny.engine(options)).feed(&tiny.full_ids).unwrap())
     };
     let expected = run(1, 64);
     for threads in [1, 2, 3, 8] {
         for chunk in [1, 3, 7, 64] {
-            assert!(
-                run(threads, chunk) == expected,
-                "{threads} threads, chunks of {chunk}"
-            );
+            assert!(run(threads, chunk) == expected, "{threads} threads, chunks of {chunk}");
         }
     }
 }
@@ -36,22 +25,14 @@ fn threads_and_chunks_change_no_bit() {
 fn kernel_paths_change_no_bit() {
     let Some(tiny) = Tiny::open() else { return };
     let run = |path, chunk_tokens| {
-        let options = EngineOptions {
-            threads: 2,
-            chunk_tokens,
-            ..EngineOptions::default()
-        };
+        let options = EngineOptions { threads: 2, chunk_tokens, ..EngineOptions::default() };
         let engine = tiny.engine_on(path, options);
         bits(&EngineSequence::new(engine).feed(&tiny.full_ids).unwrap())
     };
     let expected = run(KernelPath::SCALAR, 64);
     for path in KernelPath::available() {
         for chunk in [1, 7, 64] {
-            assert!(
-                run(path, chunk) == expected,
-                "{}, chunks of {chunk}",
-                path.name()
-            );
+            assert!(run(path, chunk) == expected, "{}, chunks of {chunk}", path.name());
         }
     }
 }
@@ -80,20 +61,13 @@ fn a06_state_taken_out_and_put_back_at_every_position() {
 #[test]
 fn a05_interleaved_sequences_do_not_meet() {
     let Some(tiny) = Tiny::open() else { return };
-    let engine = tiny.engine(EngineOptions {
-        threads: 2,
-        ..EngineOptions::default()
-    });
-    let (p, q): (Vec<u32>, Vec<u32>) = (
-        tiny.full_ids.clone(),
-        tiny.full_ids.iter().rev().copied().collect(),
-    );
+    let engine = tiny.engine(EngineOptions { threads: 2, ..EngineOptions::default() });
+    let (p, q): (Vec<u32>, Vec<u32>) =
+        (tiny.full_ids.clone(), tiny.full_ids.iter().rev().copied().collect());
     let alone = |ids: &[u32]| bits(&EngineSequence::new(engine.clone()).feed(ids).unwrap());
     let (p_alone, q_alone) = (alone(&p), alone(&q));
-    let (mut first, mut second) = (
-        EngineSequence::new(engine.clone()),
-        EngineSequence::new(engine.clone()),
-    );
+    let (mut first, mut second) =
+        (EngineSequence::new(engine.clone()), EngineSequence::new(engine.clone()));
     let (mut p_bits, mut q_bits) = (Vec::new(), Vec::new());
     for (p, q) in p.chunks(3).zip(q.chunks(3)) {
         p_bits.extend(bits(&first.feed(p).unwrap()));
@@ -112,11 +86,7 @@ fn a04_a19_short_prompts_then_single_tokens() {
         let mut last = sequence.feed_last(&tiny.full_ids[..prompt]).unwrap();
         for length in prompt..prompt + 6 {
             let full = EngineSequence::new(engine.clone()).feed_last(&tiny.full_ids[..length]);
-            assert_eq!(
-                bits(&full.unwrap()),
-                bits(&last),
-                "prompt {prompt}, length {length}"
-            );
+            assert_eq!(bits(&full.unwrap()), bits(&last), "prompt {prompt}, length {length}");
             last = sequence.feed_last(&tiny.full_ids[length..=length]).unwrap();
         }
     }

@@ -26,28 +26,16 @@ fn a_nan_weight_is_an_error_and_never_a_token() {
     let Some(mut tiny) = Tiny::open() else { return };
     // The last layer's output projection, one NaN: every logit from position 0 on.
     let name = format!("{LAYER}12.self_attn.o_proj.weight");
-    let mut sequence = changed(&mut tiny, &name, |bytes| {
-        bytes[..2].copy_from_slice(&[0xC0, 0x7F])
-    })
-    .unwrap();
+    let mut sequence =
+        changed(&mut tiny, &name, |bytes| bytes[..2].copy_from_slice(&[0xC0, 0x7F])).unwrap();
     let error = sequence.feed(&tiny.prompt_ids).unwrap_err();
     // It meets the router of the same layer first.
     assert!(
-        matches!(
-            error,
-            EngineError::RouterNan {
-                layer: 12,
-                position: 0,
-                expert: 0
-            }
-        ),
+        matches!(error, EngineError::RouterNan { layer: 12, position: 0, expert: 0 }),
         "{error}"
     );
     let error = sequence.feed(&[1]).unwrap_err();
-    assert!(
-        matches!(error, EngineError::InterruptedState { position: 0 }),
-        "{error}"
-    );
+    assert!(matches!(error, EngineError::InterruptedState { position: 0 }), "{error}");
 }
 
 /// NaN and infinity in the final norm and in one row of the head.
@@ -56,15 +44,10 @@ fn non_finite_logits_name_position_and_count() {
     let Some(mut tiny) = Tiny::open() else { return };
     let name = "language_model.lm_head.weight";
     for pattern in [[0xC0, 0x7F], [0x80, 0x7F], [0x80, 0xFF]] {
-        let mut sequence = changed(&mut tiny, name, |bytes| {
-            bytes[..2].copy_from_slice(&pattern)
-        })
-        .unwrap();
+        let mut sequence =
+            changed(&mut tiny, name, |bytes| bytes[..2].copy_from_slice(&pattern)).unwrap();
         let error = sequence.feed(&tiny.prompt_ids).unwrap_err();
-        let EngineError::NonFiniteLogits {
-            position, count, ..
-        } = error
-        else {
+        let EngineError::NonFiniteLogits { position, count, .. } = error else {
             panic!("{error}");
         };
         assert_eq!((position, count), (0, 1));
@@ -78,23 +61,12 @@ fn a_nan_embedding_row_is_found_at_its_position() {
     let (fine, damaged) = (tiny.prompt_ids[0], tiny.prompt_ids[1]);
     let place = damaged as usize * 128 * 2;
     let name = "language_model.model.embed_tokens.weight";
-    let mut sequence = changed(&mut tiny, name, |bytes| {
-        bytes[place..place + 2].copy_from_slice(&[0xC0, 0x7F])
-    })
-    .unwrap();
+    let mut sequence =
+        changed(&mut tiny, name, |bytes| bytes[place..place + 2].copy_from_slice(&[0xC0, 0x7F]))
+            .unwrap();
     assert!(sequence.feed(&[fine]).is_ok());
     let error = sequence.feed(&[damaged]).unwrap_err();
-    assert!(
-        matches!(
-            error,
-            EngineError::RouterNan {
-                layer: 1,
-                position: 1,
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert!(matches!(error, EngineError::RouterNan { layer: 1, position: 1, .. }), "{error}");
 }
 
 /// Subnormal and huge embedding rows flow through: the norms bring them back.
@@ -111,10 +83,7 @@ fn subnormal_and_huge_rows_give_finite_logits() {
         })
         .unwrap();
         let logits = sequence.feed(&[id, id]).unwrap();
-        assert!(
-            logits.iter().all(|logit| logit.is_finite()),
-            "{bits_of_value:#06x}"
-        );
+        assert!(logits.iter().all(|logit| logit.is_finite()), "{bits_of_value:#06x}");
     }
 }
 
@@ -135,10 +104,7 @@ fn a08_k8_missing_and_damaged_tensors_are_named() {
     let Some(mut tiny) = Tiny::open() else { return };
     let name = format!("{LAYER}4.self_attn.A_log");
     let error = changed(&mut tiny, &name, |bytes| bytes[4 * 9 + 3] = 0x3F).unwrap_err();
-    assert!(
-        matches!(error, EngineError::ALogTail { index: 9, .. }),
-        "{error}"
-    );
+    assert!(matches!(error, EngineError::ALogTail { index: 9, .. }), "{error}");
     assert!(error.to_string().contains(&name));
     changed(&mut tiny, &name, |bytes| bytes[4 * 9 + 3] = 0).unwrap();
     let name = format!("{LAYER}2.block_sparse_moe.routed_expert_norm.weight");
@@ -168,14 +134,7 @@ fn wrong_ids_and_foreign_states_are_refused() {
     let Some(tiny) = Tiny::open() else { return };
     let mut sequence = EngineSequence::new(tiny.engine(EngineOptions::default()));
     let error = sequence.feed(&[1, 256]).unwrap_err();
-    assert!(matches!(
-        error,
-        EngineError::TokenId {
-            id: 256,
-            position: 1,
-            vocabulary: 256
-        }
-    ));
+    assert!(matches!(error, EngineError::TokenId { id: 256, position: 1, vocabulary: 256 }));
     assert!(sequence.feed(&[1, 255]).is_ok());
     // A06: the state of two positions that claims one.
     sequence.state.position = 1;

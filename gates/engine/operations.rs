@@ -28,11 +28,7 @@ impl Fixture {
     fn open(name: &str) -> Option<Self> {
         let path = external("kimi-k3-in-c-ops")?.join(format!("{name}.json"));
         let json = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
-        Some(Self {
-            json,
-            prefix: "",
-            suffix: "",
-        })
+        Some(Self { json, prefix: "", suffix: "" })
     }
 
     fn named(mut self, prefix: &'static str, suffix: &'static str) -> Self {
@@ -42,12 +38,8 @@ impl Fixture {
 
     /// A tensor under its plain name.
     fn plain(&self, name: &str) -> Vec<f32> {
-        let data = self.json[name]["data"]
-            .as_array()
-            .unwrap_or_else(|| panic!("{name}"));
-        data.iter()
-            .map(|value| value.as_f64().unwrap() as f32)
-            .collect()
+        let data = self.json[name]["data"].as_array().unwrap_or_else(|| panic!("{name}"));
+        data.iter().map(|value| value.as_f64().unwrap() as f32).collect()
     }
 
     /// A weight under prefix and suffix.
@@ -71,10 +63,7 @@ fn assert_near(what: &str, ours: &[f32], theirs: &[f32]) {
     let mut worst = 0.0_f32;
     for (place, (ours, theirs)) in ours.iter().zip(theirs).enumerate() {
         let difference = (ours - theirs).abs();
-        assert!(
-            difference <= 1e-5 + 1e-4 * theirs.abs(),
-            "{what} at {place}: {ours} {theirs}"
-        );
+        assert!(difference <= 1e-5 + 1e-4 * theirs.abs(), "{what} at {place}: {ours} {theirs}");
         worst = worst.max(difference);
     }
     println!("{what}: largest difference {worst:.2e}");
@@ -83,10 +72,7 @@ fn assert_near(what: &str, ours: &[f32], theirs: &[f32]) {
 /// The configuration the fixtures were made with: the tiny one, with a narrower expert.
 fn raw() -> RawConfig {
     let config = external("tiny-k3-a").unwrap().join("model/config.json");
-    RawConfig {
-        moe_intermediate_size: 48,
-        ..RawConfig::read(&config).unwrap()
-    }
+    RawConfig { moe_intermediate_size: 48, ..RawConfig::read(&config).unwrap() }
 }
 
 fn kda_weights(fixture: &Fixture, names: [&str; 9]) -> KdaWeights {
@@ -94,11 +80,7 @@ fn kda_weights(fixture: &Fixture, names: [&str; 9]) -> KdaWeights {
     let p = |name| fixture.matrix(name, 128);
     KdaWeights {
         projections: [p(q), p(k), p(v)],
-        taps: [
-            fixture.vector(taps_q),
-            fixture.vector(taps_k),
-            fixture.vector(taps_v),
-        ],
+        taps: [fixture.vector(taps_q), fixture.vector(taps_k), fixture.vector(taps_v)],
         f_a: p(f_a),
         f_b: fixture.matrix(f_b, 16),
         b: p(b),
@@ -147,11 +129,7 @@ fn bench(layer: usize, experts: Vec<Arc<Expert>>) -> Bench<Contract> {
     let shape = shape();
     let mut all = vec![Vec::new(); shape.layers.len()];
     all[layer] = experts;
-    let options = EngineOptions {
-        threads: 2,
-        chunk_tokens: 8,
-        mla_norm_eps: 1e-5,
-    };
+    let options = EngineOptions { threads: 2, chunk_tokens: 8, mla_norm_eps: 1e-5 };
     let experts = Box::new(ResidentExperts(all));
     Bench::new(Arc::new(Contract::default()), shape, experts, options).unwrap()
 }
@@ -208,14 +186,8 @@ fn op_shortconv() {
         token(&mut history, x, out);
     }
     assert_near("shortconv", &out, &fixture.plain("out"));
-    let per_channel: Vec<f32> = (0..192)
-        .map(|place| history[place % 3 * 64 + place / 3])
-        .collect();
-    assert_near(
-        "shortconv state",
-        &per_channel,
-        &fixture.plain("state_after"),
-    );
+    let per_channel: Vec<f32> = (0..192).map(|place| history[place % 3 * 64 + place / 3]).collect();
+    assert_near("shortconv state", &per_channel, &fixture.plain("state_after"));
     let mut out = vec![0.0; 64];
     token(&mut history, &fixture.plain("in_next"), &mut out);
     assert_near("shortconv next", &out, &fixture.plain("out_next"));
@@ -226,11 +198,7 @@ fn op_kda_decay() {
     let Some(fixture) = Fixture::open("kda_decay") else {
         return;
     };
-    let (z, bias, a_log) = (
-        fixture.plain("z"),
-        fixture.plain("dt_bias"),
-        fixture.plain("A_log"),
-    );
+    let (z, bias, a_log) = (fixture.plain("z"), fixture.plain("dt_bias"), fixture.plain("A_log"));
     let mut g = vec![0.0; z.len()];
     for (place, (z, g)) in z.chunks(16).zip(g.chunks_mut(16)).enumerate() {
         let head = place % 4;
@@ -272,9 +240,8 @@ fn op_kda_recur1_and_recur8() {
     }
 }
 
-const KDA_NAMES: [&str; 9] = [
-    "q_proj", "k_proj", "v_proj", "q_conv", "k_conv", "v_conv", "f_a", "f_b", "b_proj",
-];
+const KDA_NAMES: [&str; 9] =
+    ["q_proj", "k_proj", "v_proj", "q_conv", "k_conv", "v_conv", "f_a", "f_b", "b_proj"];
 
 /// A layer whose other parts are never read.
 fn layer_around(fixture: &Fixture, attention: AttentionWeights, width: usize) -> LayerWeights {
@@ -308,11 +275,7 @@ fn op_kda_layer1_and_layer8() {
         assert_eq!(x.len(), tokens * 128);
         let out = bench.kda(0, &layer, &weights, &x).unwrap();
         assert_near(name, &out, &fixture.plain("out"));
-        assert_near(
-            "its state",
-            &bench.state.kda[0].recurrent,
-            &fixture.plain("state_out"),
-        );
+        assert_near("its state", &bench.state.kda[0].recurrent, &fixture.plain("state_out"));
     }
 }
 
@@ -328,9 +291,8 @@ fn op_router() {
     let operations = Contract::default();
     let theirs = ids.chunks(2).zip(weights.chunks(2));
     for (x, (their_ids, their_weights)) in x.chunks(128).zip(theirs) {
-        let mut scores: Vec<f32> = (0..8)
-            .map(|row| operations.row_product(gate.view().row(row), x))
-            .collect();
+        let mut scores: Vec<f32> =
+            (0..8).map(|row| operations.row_product(gate.view().row(row), x)).collect();
         operations.router_scores(&mut scores);
         let ids = operations.select(&scores, &bias, 2).unwrap();
         let weights = operations.routing_weights(&scores, &bias, &ids, weighting);
@@ -353,10 +315,7 @@ fn op_attnres() {
     assert_near("fold", &folded, &fixture.plain("fold_hint"));
     let (prefix, banks) = (fixture.plain("prefix_sum"), fixture.plain("block_residual"));
     let (mut out, mut keys) = (vec![0.0; 512], vec![0.0; 128]);
-    let tokens = prefix
-        .chunks(128)
-        .zip(banks.chunks(8 * 128))
-        .zip(out.chunks_mut(128));
+    let tokens = prefix.chunks(128).zip(banks.chunks(8 * 128)).zip(out.chunks_mut(128));
     for ((prefix, banks), out) in tokens {
         let banks: Vec<&[f32]> = banks.chunks(128).collect();
         let sources = operations.mix_sources(&banks, prefix);
@@ -378,9 +337,7 @@ fn op_mla() {
     let weights = Box::new(mla_weights(&fixture));
     let layer = layer_around(&fixture, AttentionWeights::Mla(weights.clone()), 64);
     let mut bench = bench(3, Vec::new());
-    let out = bench
-        .mla(3, &layer, &weights, &fixture.plain("in"))
-        .unwrap();
+    let out = bench.mla(3, &layer, &weights, &fixture.plain("in")).unwrap();
     assert_near("mla", &out, &fixture.plain("out"));
     let rows = bench.state.mla[0].rows.chunks(40);
     let latent: Vec<f32> = rows.clone().flat_map(|row| &row[..32]).copied().collect();
@@ -396,9 +353,7 @@ fn op_moe() {
     };
     let fixture = fixture.named("", "_weight");
     let (weights, experts) = moe_weights(&fixture);
-    let out = bench(1, experts)
-        .moe(1, &weights, &fixture.plain("in"))
-        .unwrap();
+    let out = bench(1, experts).moe(1, &weights, &fixture.plain("in")).unwrap();
     assert_near("moe", &out, &fixture.plain("out"));
 }
 
@@ -409,11 +364,8 @@ fn op_layer_kda_and_layer_mla() {
         let Some(fixture) = Fixture::open(name) else {
             return;
         };
-        let attention = Fixture {
-            json: fixture.json.clone(),
-            prefix: "self_attn_",
-            suffix: "_weight",
-        };
+        let attention =
+            Fixture { json: fixture.json.clone(), prefix: "self_attn_", suffix: "_weight" };
         let names = [
             "q_proj", "k_proj", "v_proj", "q_conv1d", "k_conv1d", "v_conv1d", "f_a_proj",
             "f_b_proj", "b_proj",
@@ -423,17 +375,9 @@ fn op_layer_kda_and_layer_mla() {
         } else {
             AttentionWeights::Mla(Box::new(mla_weights(&attention)))
         };
-        let mlp = Fixture {
-            json: fixture.json.clone(),
-            prefix: "mlp_",
-            suffix: "_weight",
-        };
+        let mlp = Fixture { json: fixture.json.clone(), prefix: "mlp_", suffix: "_weight" };
         let (moe, experts) = moe_weights(&mlp);
-        let whole = Fixture {
-            json: fixture.json.clone(),
-            prefix: "",
-            suffix: "_weight",
-        };
+        let whole = Fixture { json: fixture.json.clone(), prefix: "", suffix: "_weight" };
         let mixer = |name: &str| {
             let norm = whole.vector(&format!("{name}_res_norm"));
             Contract::default().fold(&norm, &whole.vector(&format!("{name}_res_proj")))
@@ -445,19 +389,11 @@ fn op_layer_kda_and_layer_mla() {
         layer.mlp = MlpWeights::Moe(Box::new(moe));
         let stacked = fixture.plain("block_residual_in");
         let bank = |bank: usize| -> Vec<f32> {
-            stacked
-                .chunks(128)
-                .skip(bank)
-                .step_by(2)
-                .flatten()
-                .copied()
-                .collect()
+            stacked.chunks(128).skip(bank).step_by(2).flatten().copied().collect()
         };
         let (running, banks) = (fixture.plain("in"), vec![bank(0), bank(1)]);
         let mut residual = Residual { running, banks };
-        bench(index, experts)
-            .layer(index, &layer, &mut residual, &mut NoStages)
-            .unwrap();
+        bench(index, experts).layer(index, &layer, &mut residual, &mut NoStages).unwrap();
         assert_near(name, &residual.running, &fixture.plain("out"));
         let count = residual.banks.len();
         assert_eq!(count, if index == 1 { 2 } else { 3 });
@@ -478,20 +414,11 @@ fn released_mxfp4_bytes_decode_exactly() {
     let json: Value =
         serde_json::from_slice(&std::fs::read(folder.join("mxfp4.json")).unwrap()).unwrap();
     let bytes = |name: &str| -> Vec<u8> {
-        let data = json[name]["data"]
-            .as_array()
-            .unwrap_or_else(|| json[name].as_array().unwrap());
-        data.iter()
-            .map(|value| value.as_u64().unwrap() as u8)
-            .collect()
+        let data = json[name]["data"].as_array().unwrap_or_else(|| json[name].as_array().unwrap());
+        data.iter().map(|value| value.as_u64().unwrap() as u8).collect()
     };
     let numbers = |value: &Value| -> Vec<f64> {
-        value
-            .as_array()
-            .unwrap()
-            .iter()
-            .map(|value| value.as_f64().unwrap())
-            .collect()
+        value.as_array().unwrap().iter().map(|value| value.as_f64().unwrap()).collect()
     };
     let (packed, scales) = (bytes("packed"), bytes("scales"));
     let expected = numbers(&json["expected"]["data"]);
@@ -502,10 +429,7 @@ fn released_mxfp4_bytes_decode_exactly() {
     }
     assert_eq!(decoded.len(), expected.len());
     let bits = |values: &[f64]| -> Vec<u32> {
-        values
-            .iter()
-            .map(|&value| (value as f32).to_bits())
-            .collect()
+        values.iter().map(|&value| (value as f32).to_bits()).collect()
     };
     assert!(bits(&decoded) == bits(&expected));
     let swapped = numbers(&json["expected_swapped_nibbles"]["first64"]);

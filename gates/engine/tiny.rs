@@ -62,12 +62,7 @@ impl Tiny {
 }
 
 fn elements<T, const N: usize>(bytes: &[u8], read: fn([u8; N]) -> T) -> Vec<T> {
-    bytes
-        .as_chunks::<N>()
-        .0
-        .iter()
-        .map(|bytes| read(*bytes))
-        .collect()
+    bytes.as_chunks::<N>().0.iter().map(|bytes| read(*bytes)).collect()
 }
 
 pub fn argmax(logits: &[f32]) -> u32 {
@@ -82,10 +77,7 @@ pub fn argmax(logits: &[f32]) -> u32 {
 
 fn largest_difference(ours: &[f32], theirs: &[f64]) -> f64 {
     assert_eq!(ours.len(), theirs.len());
-    let differences = ours
-        .iter()
-        .zip(theirs)
-        .map(|(a, b)| (f64::from(*a) - b).abs());
+    let differences = ours.iter().zip(theirs).map(|(a, b)| (f64::from(*a) - b).abs());
     differences.fold(0.0, f64::max)
 }
 
@@ -98,10 +90,7 @@ fn logits_are_near_the_f64_answer() {
     let worst = largest_difference(&logits, &tiny.numbers("logits.f64"));
     println!("largest logit difference to logits.f64: {worst:.3e}");
     assert!(worst < 2e-4, "{worst}");
-    let wrong = EngineOptions {
-        mla_norm_eps: 1e-5,
-        ..EngineOptions::default()
-    };
+    let wrong = EngineOptions { mla_norm_eps: 1e-5, ..EngineOptions::default() };
     let mut sequence = EngineSequence::new(tiny.engine(wrong));
     let logits = sequence.feed(&tiny.full_ids).unwrap();
     let other = largest_difference(&logits, &tiny.numbers("logits.released_mla_eps_1e-5"));
@@ -118,12 +107,8 @@ fn strict_reader_gives_the_same_bits() {
     let checkpoint = k3_verify::checkpoint::Checkpoint::open(&folder).unwrap();
     let (operations, options) = (Arc::new(Contract::default()), EngineOptions::default());
     let engine = Engine::resident(operations, &tiny.checkpoint.raw, &checkpoint, options).unwrap();
-    let strict = EngineSequence::new(Arc::new(engine))
-        .feed(&tiny.prompt_ids)
-        .unwrap();
-    let plain = EngineSequence::new(tiny.engine(options))
-        .feed(&tiny.prompt_ids)
-        .unwrap();
+    let strict = EngineSequence::new(Arc::new(engine)).feed(&tiny.prompt_ids).unwrap();
+    let plain = EngineSequence::new(tiny.engine(options)).feed(&tiny.prompt_ids).unwrap();
     assert_eq!(bits(&strict), bits(&plain));
 }
 
@@ -159,25 +144,17 @@ fn layers_and_routing_match_the_released_code() {
     sequence.feed_with(&tiny.full_ids, &mut dump).unwrap();
     let gather = |stage, layers: std::ops::Range<usize>| -> Vec<f32> {
         let values =
-            layers.flat_map(
-                |layer| match &dump.tensors[&StageKey::layer(layer, stage)].values {
-                    StageValues::Real(values) => values.clone(),
-                    StageValues::Ids(ids) => ids.iter().map(|&id| f64::from(id)).collect(),
-                },
-            );
+            layers.flat_map(|layer| match &dump.tensors[&StageKey::layer(layer, stage)].values {
+                StageValues::Real(values) => values.clone(),
+                StageValues::Ids(ids) => ids.iter().map(|&id| f64::from(id)).collect(),
+            });
         values.map(|value| value as f32).collect()
     };
-    let worst = largest_difference(
-        &gather(Stage::Out, 0..13),
-        &tiny.numbers("layer_out.released"),
-    );
+    let worst = largest_difference(&gather(Stage::Out, 0..13), &tiny.numbers("layer_out.released"));
     println!("largest difference of a layer output: {worst:.3e}");
     assert!(worst < 1e-3);
     let ids = gather(Stage::RouterIds, 1..13);
-    assert_eq!(
-        largest_difference(&ids, &tiny.numbers("router_ids.released")),
-        0.0
-    );
+    assert_eq!(largest_difference(&ids, &tiny.numbers("router_ids.released")), 0.0);
     let weights = gather(Stage::RouterWeights, 1..13);
     assert!(largest_difference(&weights, &tiny.numbers("router_weights.released")) < 5e-5);
 }
@@ -187,10 +164,7 @@ fn layers_and_routing_match_the_released_code() {
 fn every_stage_is_put_with_its_shape() {
     let Some(tiny) = Tiny::open() else { return };
     let dump_with = |chunk_tokens| {
-        let options = EngineOptions {
-            chunk_tokens,
-            ..EngineOptions::default()
-        };
+        let options = EngineOptions { chunk_tokens, ..EngineOptions::default() };
         let mut dump = StageDump::default();
         let mut sequence = EngineSequence::new(tiny.engine(options));
         sequence.feed_with(&tiny.prompt_ids, &mut dump).unwrap();
@@ -199,11 +173,7 @@ fn every_stage_is_put_with_its_shape() {
     let whole = dump_with(64);
     assert!(whole == dump_with(7), "chunks show in the stages");
     for stage in Stage::ALL {
-        let count = whole
-            .tensors
-            .keys()
-            .filter(|key| key.stage == stage)
-            .count();
+        let count = whole.tensors.keys().filter(|key| key.stage == stage).count();
         let expected = match stage.name() {
             name if !stage.is_per_layer() => usize::from(!name.is_empty()),
             name if name.starts_with("kda.") => 9,

@@ -67,21 +67,9 @@ fn a02_one_bias_per_head_is_refused() {
 #[test]
 fn b08_expert_shapes_that_do_not_fit_are_refused() {
     let expert = format!("{LAYERS}.2.block_sparse_moe.experts.1");
-    wrong_shape(
-        &format!("{expert}.w1.weight_scale"),
-        &[32, 1],
-        &["[32, 2]", "[32, 1]"],
-    );
-    wrong_shape(
-        &format!("{expert}.w2.weight_packed"),
-        &[64, 15],
-        &["[64, 16]", "[64, 15]"],
-    );
-    wrong_shape(
-        &format!("{expert}.w3.weight_packed"),
-        &[64, 16],
-        &["[32, 32]", "[64, 16]"],
-    );
+    wrong_shape(&format!("{expert}.w1.weight_scale"), &[32, 1], &["[32, 2]", "[32, 1]"]);
+    wrong_shape(&format!("{expert}.w2.weight_packed"), &[64, 15], &["[64, 16]", "[64, 15]"]);
+    wrong_shape(&format!("{expert}.w3.weight_packed"), &[64, 16], &["[32, 32]", "[64, 16]"]);
 }
 
 #[test]
@@ -95,24 +83,14 @@ fn wrong_dtype() {
     for (name, dtype) in [
         (format!("{LAYERS}.1.self_attn.q_proj.weight"), Dtype::F32),
         (format!("{LAYERS}.1.self_attn.A_log"), Dtype::Bf16),
-        (
-            format!("{LAYERS}.1.block_sparse_moe.experts.0.w1.weight_scale"),
-            Dtype::F8E8M0,
-        ),
-        (
-            format!("{LAYERS}.1.block_sparse_moe.gate.weight"),
-            Dtype::F16,
-        ),
+        (format!("{LAYERS}.1.block_sparse_moe.experts.0.w1.weight_scale"), Dtype::F8E8M0),
+        (format!("{LAYERS}.1.block_sparse_moe.gate.weight"), Dtype::F16),
     ] {
         let mut model = Model::small();
         let expected = std::mem::replace(&mut model.tensor(&name).dtype, dtype);
         let error = bind(&model).expect_err("refused");
         assert!(matches!(error, BindError::WrongDtype { .. }));
-        let parts = [
-            &format!("expected dtype {expected}"),
-            &format!("got {dtype}"),
-            &name,
-        ];
+        let parts = [&format!("expected dtype {expected}"), &format!("got {dtype}"), &name];
         assert_names(&error, &parts.map(String::as_str));
     }
 }
@@ -138,36 +116,19 @@ fn a08_unknown_tensors_are_listed_by_class() {
     let binding = Binding::bind(&checkpoint, &read_config(&model.config)).expect("binds");
     for (name, class) in unknown_names() {
         let unused = binding.unused();
-        let found = unused
-            .iter()
-            .find(|unused| checkpoint.info(unused.id).name == name);
+        let found = unused.iter().find(|unused| checkpoint.info(unused.id).name == name);
         assert_eq!(found.map(|unused| unused.class), Some(class), "{name}");
     }
 }
 
 fn unknown_names() -> [(&'static str, UnusedClass); 7] {
     [
-        (
-            "language_model.model.layers.1.self_attn.sink",
-            UnusedClass::UnknownInLayer,
-        ),
-        (
-            "language_model.model.layers.3.self_attn.A_log",
-            UnusedClass::UnknownInLayer,
-        ),
-        (
-            "language_model.model.layers.4.input_layernorm.weight",
-            UnusedClass::LayerPastEnd,
-        ),
+        ("language_model.model.layers.1.self_attn.sink", UnusedClass::UnknownInLayer),
+        ("language_model.model.layers.3.self_attn.A_log", UnusedClass::UnknownInLayer),
+        ("language_model.model.layers.4.input_layernorm.weight", UnusedClass::LayerPastEnd),
         ("language_model.model.rotary.inv_freq", UnusedClass::Unknown),
-        (
-            "model.layers.0.input_layernorm.weight",
-            UnusedClass::Unknown,
-        ),
-        (
-            "vision_tower.encoder.final_layernorm.weight",
-            UnusedClass::VisionTower,
-        ),
+        ("model.layers.0.input_layernorm.weight", UnusedClass::Unknown),
+        ("vision_tower.encoder.final_layernorm.weight", UnusedClass::VisionTower),
         ("mm_projector.proj.0.weight", UnusedClass::MmProjector),
     ]
 }
@@ -181,21 +142,13 @@ fn a17_missing_layers_are_named_in_full() {
         let removed = model.remove(|name| name.starts_with(&prefix));
         let error = bind(&model).expect_err("refused");
         assert!(matches!(error, BindError::Missing { count, .. } if count == removed as u64));
-        assert_names(
-            &error,
-            &[
-                &format!("{prefix}input_layernorm.weight"),
-                &removed.to_string(),
-            ],
-        );
+        assert_names(&error, &[&format!("{prefix}input_layernorm.weight"), &removed.to_string()]);
     }
     // A whole binder without its prefix: every layer is named at least once.
     let mut model = Model::small();
     for tensors in model.shards.values_mut() {
         for tensor in tensors {
-            tensor.name = tensor
-                .name
-                .replace("language_model.model.layers", "model.layers");
+            tensor.name = tensor.name.replace("language_model.model.layers", "model.layers");
         }
     }
     let error = bind(&model).expect_err("refused");
@@ -239,10 +192,7 @@ fn a22_an_older_spelling_is_refused_by_name() {
             }
         }
         let error = bind(&model).expect_err("refused");
-        assert!(
-            matches!(error, BindError::Missing { count: 4, .. }),
-            "{error}"
-        );
+        assert!(matches!(error, BindError::Missing { count: 4, .. }), "{error}");
         // Both the name that is missing and the one that is there are told.
         assert_names(&error, &[&format!("{LAYERS}.1.{released}.weight"), older]);
     }
@@ -270,16 +220,7 @@ fn a14_a_plan_far_above_the_checkpoint_is_refused_at_once() {
     let mut model = Model::small();
     model.config = with(model.config, "text_config.num_experts", json!(100_000));
     let error = bind(&model).expect_err("refused");
-    assert!(
-        matches!(
-            error,
-            BindError::TooManyExpected {
-                expected: 1_800_106,
-                ..
-            }
-        ),
-        "{error}"
-    );
+    assert!(matches!(error, BindError::TooManyExpected { expected: 1_800_106, .. }), "{error}");
     assert_names(&error, &["num_experts", "1800106"]);
 }
 
@@ -317,16 +258,10 @@ fn a_partial_binding_lists_what_is_missing() {
     let checkpoint = Checkpoint::open_partial(folder.path()).expect("opens");
     let config = read_config(&model.config);
     let binding = Binding::bind_partial(&checkpoint, &config).expect("binds");
-    assert_eq!(
-        (binding.missing_in_layer(0), binding.missing_in_layer(1)),
-        (0, 0)
-    );
+    assert_eq!((binding.missing_in_layer(0), binding.missing_in_layer(1)), (0, 0));
     assert!(binding.missing_in_layer(2) > 0 && binding.missing_in_layer(3) > 0);
     assert!(binding.missing_names(2)[0].starts_with("language_model.model.layers.2."));
     assert_eq!(binding.missing_in_model(), 0);
     assert!(binding.expert(2, 0).is_none());
-    assert!(matches!(
-        Binding::bind(&checkpoint, &config),
-        Err(BindError::Missing { .. })
-    ));
+    assert!(matches!(Binding::bind(&checkpoint, &config), Err(BindError::Missing { .. })));
 }

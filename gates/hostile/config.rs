@@ -24,9 +24,7 @@ fn problems(config: &Value) -> Vec<ConfigProblem> {
     match parse(config.to_string().as_bytes()) {
         Err(error @ ConfigError::Refused { .. }) => {
             assert_names(&error, &["folder/config.json"]);
-            let ConfigError::Refused { problems, .. } = error else {
-                unreachable!()
-            };
+            let ConfigError::Refused { problems, .. } = error else { unreachable!() };
             problems
         }
         other => panic!("expected a refusal, got {other:?}"),
@@ -46,11 +44,7 @@ pub fn problem(path: &str, value: Value, parts: &[&str]) -> ConfigProblem {
 fn required_paths() -> Vec<String> {
     fn walk(value: &Value, prefix: &str, paths: &mut Vec<String>) {
         for (key, value) in value.as_object().expect("an object") {
-            let path = if prefix.is_empty() {
-                key.clone()
-            } else {
-                format!("{prefix}.{key}")
-            };
+            let path = if prefix.is_empty() { key.clone() } else { format!("{prefix}.{key}") };
             match value {
                 Value::Object(_) => walk(value, &path, paths),
                 _ if key == "eos_token_id" => {}
@@ -76,10 +70,7 @@ fn h06_no_config_is_an_error_that_names_the_path() {
     let folder = Folder::new();
     let error = RawConfig::read(&folder.file("config.json")).expect_err("refused");
     assert!(matches!(error, ConfigError::NotFound { .. }));
-    assert_names(
-        &error,
-        &[folder.file("config.json").to_str().expect("utf-8")],
-    );
+    assert_names(&error, &[folder.file("config.json").to_str().expect("utf-8")]);
 }
 
 #[test]
@@ -88,13 +79,7 @@ fn c13_links_that_lead_nowhere_are_named() {
     let link = folder.file("config.json");
     std::os::unix::fs::symlink("../blobs/0", &link).expect("linked");
     let error = RawConfig::read(&link).expect_err("refused");
-    assert!(matches!(
-        error,
-        ConfigError::Link {
-            trouble: LinkTrouble::Dangling { .. },
-            ..
-        }
-    ));
+    assert!(matches!(error, ConfigError::Link { trouble: LinkTrouble::Dangling { .. }, .. }));
     assert_names(&error, &["config.json", "dangling", "../blobs/0"]);
 }
 
@@ -118,22 +103,10 @@ fn too_large() {
 fn foreign() {
     let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:00\nsize 7006\n";
     let error = parse(pointer).expect_err("refused");
-    assert!(matches!(
-        error,
-        ConfigError::Foreign {
-            what: Foreign::LfsPointer,
-            ..
-        }
-    ));
+    assert!(matches!(error, ConfigError::Foreign { what: Foreign::LfsPointer, .. }));
     assert_names(&error, &["LFS"]);
     let page = parse(b"\n<!DOCTYPE html><html>").expect_err("refused");
-    assert!(matches!(
-        page,
-        ConfigError::Foreign {
-            what: Foreign::HtmlPage,
-            ..
-        }
-    ));
+    assert!(matches!(page, ConfigError::Foreign { what: Foreign::HtmlPage, .. }));
 }
 
 #[test]
@@ -142,10 +115,7 @@ fn c15_a_config_cut_at_every_byte_is_refused() {
         assert!(parse(text.as_bytes()).is_ok());
         for length in 0..text.len() {
             assert!(
-                matches!(
-                    parse(&text.as_bytes()[..length]),
-                    Err(ConfigError::Json { .. })
-                ),
+                matches!(parse(&text.as_bytes()[..length]), Err(ConfigError::Json { .. })),
                 "cut at {length}"
             );
         }
@@ -161,61 +131,26 @@ fn c15_lenient_json_is_refused() {
         other => panic!("{other:?}"),
     };
     let nested = format!("\"x\":{}{}", "[".repeat(1000), "]".repeat(1000));
-    assert!(matches!(
-        json_error(after(r#""x":"\ud800""#)),
-        JsonError::LoneSurrogate { .. }
-    ));
-    assert!(matches!(
-        json_error(after(r#""x":012"#)),
-        JsonError::LeadingZero { .. }
-    ));
-    assert!(matches!(
-        json_error(after(r#""x":NaN"#)),
-        JsonError::Unexpected { .. }
-    ));
-    assert!(matches!(
-        json_error(after(r#""x":[1,]"#)),
-        JsonError::TrailingComma { .. }
-    ));
-    assert!(matches!(
-        json_error(format!("{good}{good}")),
-        JsonError::TrailingData { .. }
-    ));
-    assert!(matches!(
-        json_error(after(&nested)),
-        JsonError::TooDeep { .. }
-    ));
+    assert!(matches!(json_error(after(r#""x":"\ud800""#)), JsonError::LoneSurrogate { .. }));
+    assert!(matches!(json_error(after(r#""x":012"#)), JsonError::LeadingZero { .. }));
+    assert!(matches!(json_error(after(r#""x":NaN"#)), JsonError::Unexpected { .. }));
+    assert!(matches!(json_error(after(r#""x":[1,]"#)), JsonError::TrailingComma { .. }));
+    assert!(matches!(json_error(format!("{good}{good}")), JsonError::TrailingData { .. }));
+    assert!(matches!(json_error(after(&nested)), JsonError::TooDeep { .. }));
 }
 
 #[test]
 fn c15_duplicate_keys_are_refused() {
     let good = small_config().to_string();
-    let twice = good.replacen(
-        "\"hidden_size\":32",
-        "\"hidden_size\":32,\"hidden_size\":64",
-        1,
-    );
+    let twice = good.replacen("\"hidden_size\":32", "\"hidden_size\":32,\"hidden_size\":64", 1);
     assert_ne!(good, twice);
     let error = parse(twice.as_bytes()).expect_err("refused");
-    assert!(matches!(
-        error,
-        ConfigError::Json {
-            reason: JsonError::DuplicateKey { .. },
-            ..
-        }
-    ));
+    assert!(matches!(error, ConfigError::Json { reason: JsonError::DuplicateKey { .. }, .. }));
     assert_names(&error, &["duplicate", "hidden_size"]);
-    let escaped = good.replacen(
-        "\"hidden_size\"",
-        "\"hidden_siz\\u0065\":64,\"hidden_size\"",
-        1,
-    );
+    let escaped = good.replacen("\"hidden_size\"", "\"hidden_siz\\u0065\":64,\"hidden_size\"", 1);
     assert!(matches!(
         parse(escaped.as_bytes()),
-        Err(ConfigError::Json {
-            reason: JsonError::DuplicateKey { .. },
-            ..
-        })
+        Err(ConfigError::Json { reason: JsonError::DuplicateKey { .. }, .. })
     ));
 }
 
@@ -250,10 +185,8 @@ fn missing() {
     assert!(matches!(&found[..], [ConfigProblem::Missing { key, .. }] if key == LINEAR));
     // The flat form is another file.
     let flat = small_config()["text_config"].clone();
-    assert!(
-        matches!(&problems(&flat)[..], [ConfigProblem::Missing { key, .. }]
-        if key == "text_config")
-    );
+    assert!(matches!(&problems(&flat)[..], [ConfigProblem::Missing { key, .. }]
+        if key == "text_config"));
 }
 
 #[test]
@@ -268,13 +201,7 @@ fn wrong_type() {
         }
     }
     let key = "text_config.hidden_size";
-    for value in [
-        json!("32"),
-        json!(true),
-        json!([32]),
-        json!(32.0),
-        json!(3.2e1),
-    ] {
+    for value in [json!("32"), json!(true), json!([32]), json!(32.0), json!(3.2e1)] {
         let found = problem(key, value, &[key, "expected an integer", "got"]);
         assert!(matches!(found, ConfigProblem::WrongType { .. }));
     }
@@ -283,29 +210,18 @@ fn wrong_type() {
         let found = problem(key, value, &[key, "expected true or false"]);
         assert!(matches!(found, ConfigProblem::WrongType { .. }));
     }
-    let found = problem(
-        &format!("{LINEAR}.kda_layers"),
-        json!([1, 2.0, 3]),
-        &["kda_layers[1]"],
-    );
+    let found = problem(&format!("{LINEAR}.kda_layers"), json!([1, 2.0, 3]), &["kda_layers[1]"]);
     assert!(matches!(found, ConfigProblem::WrongType { .. }));
     // An id is optional, a wrong one is not accepted for that.
     let found = problem("eos_token_id", json!("2"), &["eos_token_id", "\"2\""]);
     assert!(matches!(found, ConfigProblem::WrongType { .. }));
-    assert!(matches!(
-        &problems(&json!([]))[0],
-        ConfigProblem::WrongType { .. }
-    ));
+    assert!(matches!(&problems(&json!([]))[0], ConfigProblem::WrongType { .. }));
     // Real numbers may be written as integers.
     assert!(
         parse(
-            with(
-                small_config(),
-                "text_config.routed_scaling_factor",
-                json!(2)
-            )
-            .to_string()
-            .as_bytes()
+            with(small_config(), "text_config.routed_scaling_factor", json!(2))
+                .to_string()
+                .as_bytes()
         )
         .is_ok()
     );
@@ -320,25 +236,16 @@ fn not_released() {
         ("text_config.moe_router_activation_func", json!("softmax")),
         ("text_config.mla_use_nope", json!(false)),
         ("text_config.mla_use_output_gate", json!(false)),
-        (
-            "text_config.linear_attn_config.use_full_rank_gate",
-            json!(false),
-        ),
+        ("text_config.linear_attn_config.use_full_rank_gate", json!(false)),
         ("text_config.latent_moe_use_norm", json!(false)),
         ("text_config.num_expert_group", json!(8)),
         ("text_config.topk_group", json!(4)),
         ("text_config.moe_layer_freq", json!(2)),
         ("text_config.num_nextn_predict_layers", json!(1)),
         ("text_config.topk_method", json!("greedy")),
-        (
-            "text_config.quantization_config.format",
-            json!("nvfp4-pack-quantized"),
-        ),
+        ("text_config.quantization_config.format", json!("nvfp4-pack-quantized")),
         ("text_config.quantization_config.quant_method", json!("fp8")),
-        (
-            "text_config.quantization_config.kv_cache_scheme",
-            json!({"num_bits": 8}),
-        ),
+        ("text_config.quantization_config.kv_cache_scheme", json!({"num_bits": 8})),
     ] {
         let found = problem(path, value, &[path, "released value"]);
         assert!(matches!(found, ConfigProblem::NotReleased { .. }), "{path}");
@@ -371,25 +278,13 @@ fn other_group() {
 
 #[test]
 fn not_positive() {
-    for path in [
-        "hidden_size",
-        "num_hidden_layers",
-        "num_experts",
-        "attn_res_block_size",
-    ] {
+    for path in ["hidden_size", "num_hidden_layers", "num_experts", "attn_res_block_size"] {
         for value in [json!(0), json!(-1)] {
             let found = problem_first(&format!("text_config.{path}"), value);
-            assert!(
-                matches!(found, ConfigProblem::NotPositive { .. }),
-                "{found:?}"
-            );
+            assert!(matches!(found, ConfigProblem::NotPositive { .. }), "{found:?}");
         }
     }
-    for path in [
-        "rms_norm_eps",
-        "activation_situ_beta",
-        "activation_situ_linear_beta",
-    ] {
+    for path in ["rms_norm_eps", "activation_situ_beta", "activation_situ_linear_beta"] {
         for value in [json!(0.0), json!(-0.0), json!(-1e-5)] {
             let found = problem(&format!("text_config.{path}"), value, &[path, "above zero"]);
             assert!(matches!(found, ConfigProblem::NotPositive { .. }));
@@ -411,11 +306,7 @@ fn negative() {
 #[test]
 fn not_negative() {
     for value in [json!(0), json!(0.0), json!(5.0)] {
-        let found = problem(
-            &format!("{LINEAR}.gate_lower_bound"),
-            value,
-            &["below zero"],
-        );
+        let found = problem(&format!("{LINEAR}.gate_lower_bound"), value, &["below zero"]);
         assert!(matches!(found, ConfigProblem::NotNegative { .. }));
     }
 }
@@ -424,55 +315,26 @@ fn not_negative() {
 fn not_finite() {
     let text = small_config().to_string();
     for number in ["1e999", "-1e999"] {
-        let bytes = text.replace(
-            "\"rms_norm_eps\":0.00001",
-            &format!("\"rms_norm_eps\":{number}"),
-        );
+        let bytes = text.replace("\"rms_norm_eps\":0.00001", &format!("\"rms_norm_eps\":{number}"));
         assert_ne!(bytes, text);
         let Err(ConfigError::Refused { problems, .. }) = parse(bytes.as_bytes()) else {
             panic!("refused");
         };
-        assert!(
-            matches!(&problems[..], [ConfigProblem::NotFinite { .. }]),
-            "{problems:?}"
-        );
+        assert!(matches!(&problems[..], [ConfigProblem::NotFinite { .. }]), "{problems:?}");
         assert_names(&problems[0], &["text_config.rms_norm_eps", number]);
     }
 }
 
 #[test]
 fn too_large_a_size() {
-    let found = problem(
-        "text_config.vocab_size",
-        json!(MAX_SIZE + 1),
-        &["vocab_size", "limit"],
-    );
-    assert!(matches!(
-        found,
-        ConfigProblem::TooLarge {
-            limit: MAX_SIZE,
-            ..
-        }
-    ));
+    let found = problem("text_config.vocab_size", json!(MAX_SIZE + 1), &["vocab_size", "limit"]);
+    assert!(matches!(found, ConfigProblem::TooLarge { limit: MAX_SIZE, .. }));
     let found = problem_first("text_config.num_hidden_layers", json!(MAX_LAYERS + 1));
-    assert!(matches!(
-        found,
-        ConfigProblem::TooLarge {
-            limit: MAX_LAYERS,
-            ..
-        }
-    ));
-    let huge = small_config()
-        .to_string()
-        .replace("\"vocab_size\":40", "\"vocab_size\":1e40");
-    assert!(matches!(
-        parse(huge.as_bytes()),
-        Err(ConfigError::Refused { .. })
-    ));
+    assert!(matches!(found, ConfigProblem::TooLarge { limit: MAX_LAYERS, .. }));
+    let huge = small_config().to_string().replace("\"vocab_size\":40", "\"vocab_size\":1e40");
+    assert!(matches!(parse(huge.as_bytes()), Err(ConfigError::Refused { .. })));
     let digits = format!("\"vocab_size\":{}", "9".repeat(40));
-    let huge = small_config()
-        .to_string()
-        .replace("\"vocab_size\":40", &digits);
+    let huge = small_config().to_string().replace("\"vocab_size\":40", &digits);
     let Err(ConfigError::Refused { problems, .. }) = parse(huge.as_bytes()) else {
         panic!("refused");
     };
@@ -485,13 +347,7 @@ fn too_large_a_size() {
 fn kv_heads_differ() {
     let key = "text_config.num_key_value_heads";
     let found = problem(key, json!(1), &[key, "1", "num_attention_heads 2"]);
-    assert_eq!(
-        found,
-        ConfigProblem::KvHeadsDiffer {
-            heads: 2,
-            kv_heads: 1
-        }
-    );
+    assert_eq!(found, ConfigProblem::KvHeadsDiffer { heads: 2, kv_heads: 1 });
 }
 
 #[test]
@@ -499,31 +355,14 @@ fn a14_many_experts_are_read_and_a_larger_top_k_is_refused() {
     for experts in [896, 1024, 100_000] {
         let config = with(small_config(), "text_config.num_experts", json!(experts));
         for top_k in [16, 64] {
-            let config = with(
-                config.clone(),
-                "text_config.num_experts_per_token",
-                json!(top_k),
-            );
+            let config = with(config.clone(), "text_config.num_experts_per_token", json!(top_k));
             let config = read_config(&config);
-            assert_eq!(
-                (config.num_experts, config.num_experts_per_token),
-                (experts, top_k)
-            );
+            assert_eq!((config.num_experts, config.num_experts_per_token), (experts, top_k));
         }
     }
     let config = with(small_config(), "text_config.num_experts", json!(896));
-    let found = problems(&with(
-        config,
-        "text_config.num_experts_per_token",
-        json!(897),
-    ));
-    assert_eq!(
-        found,
-        [ConfigProblem::TopKAboveExperts {
-            top_k: 897,
-            experts: 896
-        }]
-    );
+    let found = problems(&with(config, "text_config.num_experts_per_token", json!(897)));
+    assert_eq!(found, [ConfigProblem::TopKAboveExperts { top_k: 897, experts: 896 }]);
     assert_names(&found[0], &["num_experts_per_token", "897", "896"]);
 }
 
@@ -531,13 +370,7 @@ fn a14_many_experts_are_read_and_a_larger_top_k_is_refused() {
 fn dense_above_layers() {
     let key = "text_config.first_k_dense_replace";
     let found = problem(key, json!(5), &[key, "5", "num_hidden_layers 4"]);
-    assert_eq!(
-        found,
-        ConfigProblem::DenseAboveLayers {
-            dense: 5,
-            layers: 4
-        }
-    );
+    assert_eq!(found, ConfigProblem::DenseAboveLayers { dense: 5, layers: 4 });
     for dense in [0, 4] {
         assert_eq!(
             read_config(&with(small_config(), key, json!(dense))).first_k_dense_replace,
@@ -548,26 +381,13 @@ fn dense_above_layers() {
 
 #[test]
 fn heads_above_a_log() {
-    let found = problem(
-        &format!("{LINEAR}.num_heads"),
-        json!(5),
-        &["5", "head_dim 4", "A_log"],
-    );
-    assert_eq!(
-        found,
-        ConfigProblem::HeadsAboveALog {
-            heads: 5,
-            head_dim: 4
-        }
-    );
+    let found = problem(&format!("{LINEAR}.num_heads"), json!(5), &["5", "head_dim 4", "A_log"]);
+    assert_eq!(found, ConfigProblem::HeadsAboveALog { heads: 5, head_dim: 4 });
 }
 
 #[test]
 fn part_group() {
-    for key in [
-        "text_config.routed_expert_hidden_size",
-        "text_config.moe_intermediate_size",
-    ] {
+    for key in ["text_config.routed_expert_hidden_size", "text_config.moe_intermediate_size"] {
         let found = problem(key, json!(48), &[key, "48", "32"]);
         assert!(matches!(found, ConfigProblem::PartGroup { got: 48, .. }));
     }
@@ -575,11 +395,7 @@ fn part_group() {
 
 #[test]
 fn h06_unknown_extra_fields_are_accepted() {
-    let config = with(
-        small_config(),
-        "text_config.some_new_field",
-        json!({"a": [1, null]}),
-    );
+    let config = with(small_config(), "text_config.some_new_field", json!({"a": [1, null]}));
     assert_eq!(read_config(&config), read_config(&small_config()));
     // A key of the inner object at the outer place is such a field, not a second source.
     let config = with(small_config(), "text_config.head_dim", json!(64));

@@ -26,20 +26,13 @@ fn h06_layers_out_of_range_name_the_index_and_one_based() {
 fn h06_an_unsorted_list_is_refused() {
     let parts = ["kda_layers[2]", "layer 2 after 3", "ONE-based"];
     let found = problem(&format!("{LINEAR}.kda_layers"), json!([1, 3, 2]), &parts);
-    assert!(matches!(
-        found,
-        ConfigProblem::LayersNotRising { position: 2, .. }
-    ));
+    assert!(matches!(found, ConfigProblem::LayersNotRising { position: 2, .. }));
 }
 
 #[test]
 fn a_layer_twice_in_one_list() {
     for list in [json!([1, 2, 2, 3]), json!([1, 2, 3, 1])] {
-        let found = problem(
-            &format!("{LINEAR}.kda_layers"),
-            list,
-            &["kda_layers[", "twice"],
-        );
+        let found = problem(&format!("{LINEAR}.kda_layers"), list, &["kda_layers[", "twice"]);
         assert!(matches!(found, ConfigProblem::LayerTwice { .. }));
     }
 }

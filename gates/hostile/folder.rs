@@ -38,8 +38,7 @@ fn the_checkpoint_that_the_tests_damage_is_good() {
     assert!(!plain.has_index());
     let all = |checkpoint: &Checkpoint| -> Vec<_> {
         let rows = checkpoint.tensors();
-        rows.map(|info| (info.name.to_owned(), info.dtype, info.shard, info.offset))
-            .collect()
+        rows.map(|info| (info.name.to_owned(), info.dtype, info.shard, info.offset)).collect()
     };
     assert_eq!(all(&checkpoint), all(&plain));
 }
@@ -50,10 +49,7 @@ fn folder() {
     let missing = Checkpoint::open(&folder.file("none")).expect_err("refused");
     assert!(matches!(missing, CheckpointError::Folder { .. }));
     let file = folder.put("file", "");
-    assert!(matches!(
-        Checkpoint::open(&file),
-        Err(CheckpointError::Folder { .. })
-    ));
+    assert!(matches!(Checkpoint::open(&file), Err(CheckpointError::Folder { .. })));
 }
 
 #[test]
@@ -73,10 +69,7 @@ fn too_many_shards() {
     for number in 0..=MAX_SHARDS {
         folder.put(&format!("{number}.safetensors"), "");
     }
-    assert!(matches!(
-        refused(&folder),
-        CheckpointError::TooManyShards { .. }
-    ));
+    assert!(matches!(refused(&folder), CheckpointError::TooManyShards { .. }));
 }
 
 #[test]
@@ -97,18 +90,14 @@ fn c09_a_cut_shard_is_refused_with_its_missing_bytes() {
         let error = refused(&folder);
         let missing = format!("{} bytes are missing", whole.len() - length);
         assert_names(&error, &[&shard_name(2), "truncated", &missing]);
-        let CheckpointError::Shard(ShardError::Header { reason, .. }) = error else {
-            panic!()
-        };
+        let CheckpointError::Shard(ShardError::Header { reason, .. }) = error else { panic!() };
         assert!(matches!(reason, HeaderError::Truncated { .. }));
         // Damage is no absence: a partial opening refuses it as well.
         assert!(Checkpoint::open_partial(folder.path()).is_err());
     }
     fs::write(&path, &whole[..head - 1]).expect("cut");
     let error = refused(&folder);
-    let CheckpointError::Shard(ShardError::Header { reason, .. }) = error else {
-        panic!()
-    };
+    let CheckpointError::Shard(ShardError::Header { reason, .. }) = error else { panic!() };
     assert!(matches!(reason, HeaderError::LengthPastEnd { .. }));
 }
 
@@ -118,18 +107,11 @@ fn c09_a_shard_cut_after_opening_is_an_error_not_a_signal() {
     let checkpoint = Checkpoint::open(folder.path()).expect("good");
     let info = checkpoint.tensor(HEAD).expect("head");
     let path = checkpoint.shard_path(info.shard).to_owned();
-    let file = fs::OpenOptions::new()
-        .write(true)
-        .open(&path)
-        .expect("shard");
+    let file = fs::OpenOptions::new().write(true).open(&path).expect("shard");
     file.set_len(info.offset + 10).expect("cut");
     let error = checkpoint.read(HEAD).expect_err("refused");
     assert!(matches!(error, ReadError::EarlyEnd { got_bytes: 10, .. }));
-    let parts = [
-        path.to_str().expect("utf-8"),
-        &info.offset.to_string(),
-        "got 10",
-    ];
+    let parts = [path.to_str().expect("utf-8"), &info.offset.to_string(), "got 10"];
     assert_names(&error, &parts);
 }
 
@@ -140,28 +122,15 @@ fn reads_outside_a_tensor_are_refused() {
     let info = checkpoint.tensor(HEAD).expect("head");
     let end = info.byte_len;
     let mut buffer = [0; 8];
-    checkpoint
-        .read_into(&info, end - 8..end, &mut buffer)
-        .expect("the last bytes");
+    checkpoint.read_into(&info, end - 8..end, &mut buffer).expect("the last bytes");
     #[expect(clippy::reversed_empty_ranges, reason = "that is the damage")]
     for range in [end - 7..end + 1, 8..0, u64::MAX - 8..u64::MAX] {
-        let error = checkpoint
-            .read_into(&info, range, &mut buffer)
-            .expect_err("refused");
+        let error = checkpoint.read_into(&info, range, &mut buffer).expect_err("refused");
         assert!(matches!(error, ReadError::OutOfRange { .. }));
         assert_names(&error, &[HEAD]);
     }
-    let error = checkpoint
-        .read_into(&info, 0..7, &mut buffer)
-        .expect_err("refused");
-    assert!(matches!(
-        error,
-        ReadError::BufferLength {
-            wanted_bytes: 7,
-            got_bytes: 8,
-            ..
-        }
-    ));
+    let error = checkpoint.read_into(&info, 0..7, &mut buffer).expect_err("refused");
+    assert!(matches!(error, ReadError::BufferLength { wanted_bytes: 7, got_bytes: 8, .. }));
     let error = checkpoint.read("no.such.tensor").expect_err("refused");
     assert!(matches!(error, ReadError::NoTensor { .. }));
     assert_names(&error, &["no.such.tensor"]);
@@ -173,10 +142,8 @@ fn c10_a_missing_shard_is_refused_by_name_and_count() {
     fs::remove_file(folder.file(&shard_name(2))).expect("removed");
     folder.put(&format!("{}.incomplete", shard_name(2)), "");
     let error = refused(&folder);
-    assert!(
-        matches!(&error, CheckpointError::ShardsMissing { total: 3, missing, .. }
-        if *missing == [shard_name(2)])
-    );
+    assert!(matches!(&error, CheckpointError::ShardsMissing { total: 3, missing, .. }
+        if *missing == [shard_name(2)]));
     assert_names(&error, &["1 of 3 missing", &shard_name(2), "unfinished"]);
     // The partial opening lists it.
     let partial = Checkpoint::open_partial(folder.path()).expect("two of three");
@@ -184,17 +151,11 @@ fn c10_a_missing_shard_is_refused_by_name_and_count() {
     assert!(partial.is_in_missing_shard("language_model.model.layers.2.input_layernorm.weight"));
     assert!(!partial.is_in_missing_shard(HEAD));
     assert!(partial.tensor(HEAD).is_some());
-    assert!(matches!(
-        identity(&partial),
-        Err(IdentityError::Incomplete { missing: 1, .. })
-    ));
+    assert!(matches!(identity(&partial), Err(IdentityError::Incomplete { missing: 1, .. })));
     // Without an index the numbering of the files says the same.
     fs::remove_file(folder.file("model.safetensors.index.json")).expect("removed");
     let error = refused(&folder);
-    assert!(matches!(
-        error,
-        CheckpointError::ShardsMissing { total: 3, .. }
-    ));
+    assert!(matches!(error, CheckpointError::ShardsMissing { total: 3, .. }));
     assert_names(&error, &["1 of 3 missing", "00002"]);
 }
 
@@ -205,10 +166,7 @@ fn c10_all_shards_missing_is_refused_even_partially() {
         fs::remove_file(folder.file(&shard_name(number))).expect("removed");
     }
     let error = Checkpoint::open_partial(folder.path()).expect_err("refused");
-    assert!(matches!(
-        error,
-        CheckpointError::ShardsMissing { total: 3, .. }
-    ));
+    assert!(matches!(error, CheckpointError::ShardsMissing { total: 3, .. }));
     assert_names(&error, &["3 of 3 missing"]);
 }
 
@@ -234,18 +192,12 @@ fn c11_three_ways_an_index_can_be_wrong_have_three_messages() {
         map.insert("ghost".to_owned(), json!(shard_name(1)));
     });
     let error = refused(&folder);
-    assert!(matches!(
-        error,
-        CheckpointError::DeclaredNowhere { count: 1, .. }
-    ));
+    assert!(matches!(error, CheckpointError::DeclaredNowhere { count: 1, .. }));
     assert_names(&error, &["ghost", &shard_name(1), "does not declare"]);
     // Mapped to a shard that is not there.
     let folder = with_index(|map| map[HEAD] = json!("absent.safetensors"));
     let error = refused(&folder);
-    assert!(matches!(
-        error,
-        CheckpointError::ShardsMissing { total: 4, .. }
-    ));
+    assert!(matches!(error, CheckpointError::ShardsMissing { total: 4, .. }));
     assert_names(&error, &["absent.safetensors", "1 of 4 missing"]);
 }
 
@@ -255,35 +207,21 @@ fn c11_a_tensor_that_the_index_omits_is_refused() {
         map.remove(HEAD);
     });
     let error = refused(&folder);
-    assert!(matches!(
-        error,
-        CheckpointError::NotInIndex { count: 1, .. }
-    ));
+    assert!(matches!(error, CheckpointError::NotInIndex { count: 1, .. }));
     assert_names(&error, &[HEAD, &shard_name(3), "index omits"]);
 }
 
 #[test]
 fn c12_with_an_index_an_extra_file_is_noted_and_left_alone() {
     let folder = Model::small().write();
-    write_zeros(
-        &folder.file("0-extra.safetensors"),
-        &[zeros(HEAD, Dtype::F32, &[1])],
-    );
+    write_zeros(&folder.file("0-extra.safetensors"), &[zeros(HEAD, Dtype::F32, &[1])]);
     folder.put("zz-not-even-one.safetensors", "garbage");
     let checkpoint = Checkpoint::open(folder.path()).expect("the index decides");
-    assert_eq!(
-        checkpoint.tensor(HEAD).map(|info| info.dtype),
-        Some(Dtype::Bf16)
-    );
-    let stray = |file: &str| Note::StrayShard {
-        file: file.to_owned(),
-    };
+    assert_eq!(checkpoint.tensor(HEAD).map(|info| info.dtype), Some(Dtype::Bf16));
+    let stray = |file: &str| Note::StrayShard { file: file.to_owned() };
     assert_eq!(
         checkpoint.notes(),
-        [
-            stray("0-extra.safetensors"),
-            stray("zz-not-even-one.safetensors")
-        ]
+        [stray("0-extra.safetensors"), stray("zz-not-even-one.safetensors")]
     );
 }
 
@@ -297,19 +235,11 @@ fn c12_a_tensor_in_two_shards_is_refused() {
     assert_names(&error, &[HEAD, &shard_name(1), &shard_name(3)]);
     // No index: the order of the folder must not decide.
     let folder = Folder::new();
-    write_zeros(
-        &folder.file("b.safetensors"),
-        &[zeros("w", Dtype::F32, &[1])],
-    );
-    write_zeros(
-        &folder.file("a.safetensors"),
-        &[zeros("w", Dtype::F32, &[1])],
-    );
+    write_zeros(&folder.file("b.safetensors"), &[zeros("w", Dtype::F32, &[1])]);
+    write_zeros(&folder.file("a.safetensors"), &[zeros("w", Dtype::F32, &[1])]);
     let error = refused(&folder);
-    assert!(
-        matches!(&error, CheckpointError::InTwoShards { first, second, .. }
-        if first == "a.safetensors" && second == "b.safetensors")
-    );
+    assert!(matches!(&error, CheckpointError::InTwoShards { first, second, .. }
+        if first == "a.safetensors" && second == "b.safetensors"));
 }
 
 /// The small model as a hub cache keeps it: links to files named by hash.
@@ -338,10 +268,7 @@ fn c13_links_as_in_hub_caches_open_as_if_plain() {
     assert!(Binding::bind(&checkpoint, &config).is_ok());
     let plain = Model::small().write();
     let plain = Checkpoint::open(plain.path()).expect("opens");
-    assert_eq!(
-        identity(&checkpoint).expect("identity"),
-        identity(&plain).expect("identity")
-    );
+    assert_eq!(identity(&checkpoint).expect("identity"), identity(&plain).expect("identity"));
 }
 
 #[test]
@@ -351,16 +278,10 @@ fn c13_dangling_links_and_loops_are_refused() {
     let target = fs::read_link(&link).expect("a link");
     fs::remove_file(link.parent().expect("folder").join(&target)).expect("removed");
     let error = Checkpoint::open(&cache.file("snapshots/abc")).expect_err("refused");
-    assert_names(
-        &error,
-        &[&shard_name(2), "dangling", target.to_str().expect("utf-8")],
-    );
+    assert_names(&error, &[&shard_name(2), "dangling", target.to_str().expect("utf-8")]);
     assert!(matches!(
         error,
-        CheckpointError::Shard(ShardError::Link {
-            trouble: LinkTrouble::Dangling { .. },
-            ..
-        })
+        CheckpointError::Shard(ShardError::Link { trouble: LinkTrouble::Dangling { .. }, .. })
     ));
     fs::remove_file(&link).expect("removed");
     symlink(shard_name(2), &link).expect("a link to itself");
@@ -368,10 +289,7 @@ fn c13_dangling_links_and_loops_are_refused() {
     assert_names(&error, &[&shard_name(2), "loop"]);
     assert!(matches!(
         error,
-        CheckpointError::Shard(ShardError::Link {
-            trouble: LinkTrouble::Loop { .. },
-            ..
-        })
+        CheckpointError::Shard(ShardError::Link { trouble: LinkTrouble::Loop { .. }, .. })
     ));
 }
 
@@ -380,10 +298,7 @@ fn not_a_file() {
     let folder = Folder::new();
     fs::create_dir(folder.file("model.safetensors")).expect("a folder");
     let error = refused(&folder);
-    assert!(matches!(
-        error,
-        CheckpointError::Shard(ShardError::NotAFile { .. })
-    ));
+    assert!(matches!(error, CheckpointError::Shard(ShardError::NotAFile { .. })));
 }
 
 #[test]
@@ -391,20 +306,14 @@ fn io() {
     let folder = Folder::new();
     let path = folder.file(&format!("{}.safetensors", "n".repeat(300)));
     let error = Checkpoint::open_file(&path).expect_err("no file system has such a name");
-    assert!(matches!(
-        error,
-        CheckpointError::Shard(ShardError::Io { .. })
-    ));
+    assert!(matches!(error, CheckpointError::Shard(ShardError::Io { .. })));
 }
 
 #[test]
 fn not_found() {
     let folder = Folder::new();
     let error = Checkpoint::open_file(&folder.file("none.safetensors")).expect_err("refused");
-    assert!(matches!(
-        error,
-        CheckpointError::Shard(ShardError::NotFound { .. })
-    ));
+    assert!(matches!(error, CheckpointError::Shard(ShardError::NotFound { .. })));
 }
 
 #[test]
@@ -414,19 +323,14 @@ fn a_total_size_that_differs_is_noted() {
     let index = with(model.index(), "metadata.total_size", json!(1));
     folder.put("model.safetensors.index.json", index.to_string());
     let checkpoint = Checkpoint::open(folder.path()).expect("opens");
-    assert!(matches!(
-        checkpoint.notes(),
-        [Note::TotalSizeDiffers { index_bytes: 1, .. }]
-    ));
+    assert!(matches!(checkpoint.notes(), [Note::TotalSizeDiffers { index_bytes: 1, .. }]));
 }
 
 /// The identity must change with every part it is made of, and with nothing else.
 #[test]
 fn identity_sees_config_header_size_and_samples() {
     let identity_of = |folder: &Folder| {
-        identity(&Checkpoint::open(folder.path()).expect("opens"))
-            .expect("identity")
-            .to_string()
+        identity(&Checkpoint::open(folder.path()).expect("opens")).expect("identity").to_string()
     };
     let model = Model::small();
     let plain = identity_of(&model.write());
@@ -452,10 +356,7 @@ fn identity_needs_a_config_and_whole_shards() {
     let checkpoint = Checkpoint::open(folder.path()).expect("opens");
     File::create(folder.file(&shard_name(3))).expect("emptied");
     let error = identity(&checkpoint).expect_err("refused");
-    assert!(matches!(
-        error,
-        IdentityError::Read(ReadError::EarlyEnd { .. })
-    ));
+    assert!(matches!(error, IdentityError::Read(ReadError::EarlyEnd { .. })));
     fs::remove_file(folder.file("config.json")).expect("removed");
     let error = identity(&checkpoint).expect_err("refused");
     assert!(matches!(error, IdentityError::Config { .. }));

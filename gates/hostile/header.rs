@@ -48,10 +48,7 @@ pub fn entry(name: &str, dtype: &str, shape: &str, offsets: &str) -> String {
 
 /// A file with two tensors of eight bytes with these offsets.
 fn two(first: &str, second: &str, data_bytes: usize) -> Vec<u8> {
-    let (a, b) = (
-        entry("a", "F32", "[2]", first),
-        entry("b", "F32", "[2]", second),
-    );
+    let (a, b) = (entry("a", "F32", "[2]", first), entry("b", "F32", "[2]", second));
     let header = format!("{{{a},{b}}}");
     raw_file(header.as_bytes(), &vec![0; data_bytes])
 }
@@ -66,10 +63,7 @@ fn good_header() -> String {
 fn the_file_that_the_tests_damage_is_good() {
     assert_eq!(open(&one("F32", "[2]", "[0,8]", 8)).expect("good").len(), 1);
     assert_eq!(open(&two("[0,8]", "[8,16]", 16)).expect("good").len(), 2);
-    assert_eq!(
-        open(&two("[8,16]", "[0,8]", 16)).expect("any order").len(),
-        2
-    );
+    assert_eq!(open(&two("[8,16]", "[0,8]", 16)).expect("any order").len(), 2);
     assert_eq!(open(&raw_file(b"{}", &[])).expect("no tensor").len(), 0);
 }
 
@@ -83,10 +77,7 @@ fn c01_lengths_that_lie_are_refused() {
     };
     for length in [u64::MAX, 1 << 63, good.len() as u64 - 7] {
         let error = with_length(length);
-        assert!(
-            matches!(error, HeaderError::LengthPastEnd { .. }),
-            "{error}"
-        );
+        assert!(matches!(error, HeaderError::LengthPastEnd { .. }), "{error}");
         assert_names(&error, &[&length.to_string(), &good.len().to_string()]);
     }
     assert!(matches!(with_length(0), HeaderError::ZeroLength));
@@ -94,22 +85,10 @@ fn c01_lengths_that_lie_are_refused() {
 
 #[test]
 fn c01_files_too_short_for_a_length_are_refused() {
-    assert!(matches!(
-        refused(b""),
-        HeaderError::FileTooShort { file_bytes: 0 }
-    ));
-    assert!(matches!(
-        refused(&[2, 0, 0, 0]),
-        HeaderError::FileTooShort { file_bytes: 4 }
-    ));
+    assert!(matches!(refused(b""), HeaderError::FileTooShort { file_bytes: 0 }));
+    assert!(matches!(refused(&[2, 0, 0, 0]), HeaderError::FileTooShort { file_bytes: 4 }));
     let eight = refused(&[2, 0, 0, 0, 0, 0, 0, 0]);
-    assert!(matches!(
-        eight,
-        HeaderError::LengthPastEnd {
-            header_bytes: 2,
-            file_bytes: 8
-        }
-    ));
+    assert!(matches!(eight, HeaderError::LengthPastEnd { header_bytes: 2, file_bytes: 8 }));
     assert!(matches!(refused(&[0; 8]), HeaderError::ZeroLength));
 }
 
@@ -128,17 +107,11 @@ fn c01_a_header_above_the_limit_is_refused_by_the_limit() {
     let path = folder.file("model.safetensors");
     let file = File::create(&path).expect("file");
     file.set_len(3 << 30).expect("sparse file");
-    file.write_all_at(&(MAX_HEADER_BYTES + 1).to_le_bytes(), 0)
-        .expect("length");
+    file.write_all_at(&(MAX_HEADER_BYTES + 1).to_le_bytes(), 0).expect("length");
     file.write_all_at(b"{", 8).expect("brace");
     let error = Checkpoint::open_file(&path).expect_err("refused");
-    assert_names(
-        &error,
-        &["model.safetensors", &MAX_HEADER_BYTES.to_string()],
-    );
-    let CheckpointError::Shard(ShardError::Header { reason, .. }) = error else {
-        panic!()
-    };
+    assert_names(&error, &["model.safetensors", &MAX_HEADER_BYTES.to_string()]);
+    let CheckpointError::Shard(ShardError::Header { reason, .. }) = error else { panic!() };
     assert!(matches!(reason, HeaderError::LengthAboveLimit { .. }));
 }
 
@@ -151,13 +124,7 @@ fn c01_a_true_header_above_100_million_bytes_is_read() {
     let back = format!(r#""}},"w":{GOOD_ENTRY}}}"#);
     let filling = vec![b'a'; 100_000_001];
     let length = (front.len() + filling.len() + back.len()) as u64;
-    for part in [
-        &length.to_le_bytes()[..],
-        front,
-        &filling,
-        back.as_bytes(),
-        &[7; 8],
-    ] {
+    for part in [&length.to_le_bytes()[..], front, &filling, back.as_bytes(), &[7; 8]] {
         file.write_all(part).expect("written");
     }
     drop((file, filling));
@@ -181,16 +148,9 @@ fn c02_an_lfs_pointer_is_recognised() {
 
 #[test]
 fn c02_a_web_page_is_recognised() {
-    for page in [
-        "<!DOCTYPE html>\n<html>404",
-        "  <HTML><body>",
-        "<?xml version=\"1.0\"?>",
-    ] {
+    for page in ["<!DOCTYPE html>\n<html>404", "  <HTML><body>", "<?xml version=\"1.0\"?>"] {
         let error = refused(page.as_bytes());
-        assert!(
-            matches!(error, HeaderError::Foreign(Foreign::HtmlPage)),
-            "{page}"
-        );
+        assert!(matches!(error, HeaderError::Foreign(Foreign::HtmlPage)), "{page}");
     }
 }
 
@@ -201,9 +161,7 @@ fn c02_an_unfinished_download_is_recognised_by_name() {
     let path = folder.put("model.safetensors.incomplete", good);
     let error = Checkpoint::open_file(&path).expect_err("refused");
     assert_names(&error, &["model.safetensors.incomplete", "unfinished"]);
-    let CheckpointError::Shard(ShardError::Header { reason, .. }) = error else {
-        panic!()
-    };
+    let CheckpointError::Shard(ShardError::Header { reason, .. }) = error else { panic!() };
     assert!(matches!(reason, HeaderError::Foreign(Foreign::Incomplete)));
 }
 
@@ -223,17 +181,10 @@ fn c03_equal_names_are_refused() {
 
 #[test]
 fn c03_an_equal_key_inside_an_entry_is_refused() {
-    for field in [
-        r#""dtype":"F32""#,
-        r#""shape":[2]"#,
-        r#""data_offsets":[0,8]"#,
-    ] {
+    for field in [r#""dtype":"F32""#, r#""shape":[2]"#, r#""data_offsets":[0,8]"#] {
         let header = good_header().replacen(field, &format!("{field},{field}"), 1);
         let error = refused(&raw_file(header.as_bytes(), &[0; 8]));
-        assert!(
-            matches!(error, HeaderError::DuplicateField { .. }),
-            "{error}"
-        );
+        assert!(matches!(error, HeaderError::DuplicateField { .. }), "{error}");
         assert_names(&error, &["\"w\"", "duplicate"]);
     }
     let header = format!(r#"{{"__metadata__":{{"a":"1","a":"1"}},"w":{GOOD_ENTRY}}}"#);
@@ -254,17 +205,11 @@ fn c04_shapes_that_wrap_or_are_no_integers_are_refused() {
     assert!(matches!(bytes, HeaderError::ShapeOverflow { .. }));
     for shape in ["[-1,4]", "[3.0]", "[1e3]", "[-0]", "[18446744073709551616]"] {
         let error = refused(&one("F32", shape, "[0,8]", 8));
-        assert!(
-            matches!(error, HeaderError::BadInteger { field: "shape", .. }),
-            "{shape}"
-        );
+        assert!(matches!(error, HeaderError::BadInteger { field: "shape", .. }), "{shape}");
     }
     for shape in ["[\"4\"]", "\"4\"", "null", "[[2]]", "{}"] {
         let error = refused(&one("F32", shape, "[0,8]", 8));
-        assert!(
-            matches!(error, HeaderError::WrongType { .. }),
-            "{shape}: {error}"
-        );
+        assert!(matches!(error, HeaderError::WrongType { .. }), "{shape}: {error}");
     }
 }
 
@@ -276,54 +221,18 @@ fn c05_tensors_must_cover_the_data_exactly() {
     let partly = refused(&two("[0,8]", "[4,12]", 12));
     assert!(matches!(partly, HeaderError::Overlap { at: 4, .. }));
     let leading = refused(&two("[4,12]", "[12,20]", 20));
-    assert!(matches!(
-        leading,
-        HeaderError::Hole {
-            at: 4,
-            hole_bytes: 4,
-            ..
-        }
-    ));
+    assert!(matches!(leading, HeaderError::Hole { at: 4, hole_bytes: 4, .. }));
     let inner = refused(&two("[0,8]", "[12,20]", 20));
-    assert!(matches!(
-        inner,
-        HeaderError::Hole {
-            at: 12,
-            hole_bytes: 4,
-            ..
-        }
-    ));
+    assert!(matches!(inner, HeaderError::Hole { at: 12, hole_bytes: 4, .. }));
     assert_names(&inner, &["\"b\"", "4 bytes"]);
     let spare = refused(&two("[0,8]", "[8,16]", 20));
-    assert!(matches!(
-        spare,
-        HeaderError::TrailingBytes {
-            end: 16,
-            spare_bytes: 4
-        }
-    ));
+    assert!(matches!(spare, HeaderError::TrailingBytes { end: 16, spare_bytes: 4 }));
     let spare = refused(&raw_file(b"{}", &[0]));
-    assert!(matches!(
-        spare,
-        HeaderError::TrailingBytes {
-            end: 0,
-            spare_bytes: 1
-        }
-    ));
+    assert!(matches!(spare, HeaderError::TrailingBytes { end: 0, spare_bytes: 1 }));
     let reversed = refused(&two("[0,8]", "[16,8]", 16));
-    assert!(matches!(
-        reversed,
-        HeaderError::OffsetsReversed {
-            start: 16,
-            end: 8,
-            ..
-        }
-    ));
+    assert!(matches!(reversed, HeaderError::OffsetsReversed { start: 16, end: 8, .. }));
     // An empty tensor inside another one points into foreign bytes.
-    let (a, e) = (
-        entry("a", "U8", "[8]", "[0,8]"),
-        entry("e", "U8", "[0]", "[4,4]"),
-    );
+    let (a, e) = (entry("a", "U8", "[8]", "[0,8]"), entry("e", "U8", "[0]", "[4,4]"));
     let header = format!("{{{a},{e}}}");
     let inside = refused(&raw_file(header.as_bytes(), &[0; 8]));
     assert!(matches!(inside, HeaderError::Overlap { at: 4, .. }));
@@ -352,14 +261,7 @@ fn c07_metadata_is_no_tensor() {
         let checkpoint = open(&raw_file(header.as_bytes(), &[0; 8])).expect("legal");
         assert_eq!(checkpoint.len(), 1, "{header}");
     }
-    for value in [
-        "{\"a\":1}",
-        "{\"a\":null}",
-        "{\"a\":{}}",
-        "[]",
-        "\"x\"",
-        "null",
-    ] {
+    for value in ["{\"a\":1}", "{\"a\":null}", "{\"a\":{}}", "[]", "\"x\"", "null"] {
         let header = format!(r#"{{"__metadata__":{value},{entry}}}"#);
         let error = refused(&raw_file(header.as_bytes(), &[0; 8]));
         assert!(matches!(error, HeaderError::WrongType { .. }), "{value}");
@@ -374,17 +276,11 @@ fn c08_only_spaces_may_pad_a_header() {
     assert!(open_text(format!("{header}      ").as_bytes()).is_ok());
     for padding in ["\t", "\n", "\r\n", "\0", "  \0", "{}", ","] {
         let error = refused(&raw_file(format!("{header}{padding}").as_bytes(), &[0; 8]));
-        assert!(
-            matches!(error, HeaderError::BadPadding { .. }),
-            "{padding:?}: {error}"
-        );
+        assert!(matches!(error, HeaderError::BadPadding { .. }), "{padding:?}: {error}");
     }
     for front in [" ", "\n", "\u{FEFF}", "[", "\0"] {
         let error = refused(&raw_file(format!("{front}{header}").as_bytes(), &[0; 8]));
-        assert!(
-            matches!(error, HeaderError::NotAnObject { .. }),
-            "{front:?}: {error}"
-        );
+        assert!(matches!(error, HeaderError::NotAnObject { .. }), "{front:?}: {error}");
     }
     // Inside the object, white space is JSON's.
     assert!(open_text(header.replace(':', " :\n\t").as_bytes()).is_ok());
@@ -394,10 +290,7 @@ fn c08_only_spaces_may_pad_a_header() {
 fn c08_bytes_that_are_not_utf8_are_refused() {
     let header = [b"{\"\xFF\xFE\":", GOOD_ENTRY.as_bytes(), b"}"].concat();
     let error = refused(&raw_file(&header, &[0; 8]));
-    assert!(matches!(
-        error,
-        HeaderError::Json(JsonError::NotUtf8 { .. })
-    ));
+    assert!(matches!(error, HeaderError::Json(JsonError::NotUtf8 { .. })));
 }
 
 #[test]
@@ -405,10 +298,7 @@ fn json() {
     for header in ["{", "{\"w\"}", "{\"w\":}", "{\"w\":{},}", "{]"] {
         let error = refused(&raw_file(header.as_bytes(), &[]));
         assert!(
-            matches!(
-                error,
-                HeaderError::Json(_) | HeaderError::MissingField { .. }
-            ),
+            matches!(error, HeaderError::Json(_) | HeaderError::MissingField { .. }),
             "{header}: {error}"
         );
     }
@@ -423,20 +313,11 @@ fn c14_empty_tensors_and_scalars_are_read() {
     ];
     let header = format!("{{{}}}", entries.join(","));
     let folder = Folder::new();
-    let path = folder.put(
-        "a.safetensors",
-        raw_file(header.as_bytes(), &1.5_f32.to_le_bytes()),
-    );
+    let path = folder.put("a.safetensors", raw_file(header.as_bytes(), &1.5_f32.to_le_bytes()));
     let checkpoint = Checkpoint::open_file(&path).expect("legal");
     let (empty, scalar) = (checkpoint.tensor("e"), checkpoint.tensor("s"));
-    assert_eq!(
-        empty.map(|info| (info.shape, info.byte_len)),
-        Some((&[0, 4][..], 0))
-    );
-    assert_eq!(
-        scalar.map(|info| (info.shape, info.byte_len)),
-        Some((&[][..], 4))
-    );
+    assert_eq!(empty.map(|info| (info.shape, info.byte_len)), Some((&[0, 4][..], 0)));
+    assert_eq!(scalar.map(|info| (info.shape, info.byte_len)), Some((&[][..], 4)));
     assert!(checkpoint.read("e").expect("nothing").is_empty());
     assert_eq!(checkpoint.read("s").expect("scalar"), 1.5_f32.to_le_bytes());
 }
@@ -468,13 +349,7 @@ fn c16_offsets_above_2_to_the_53_are_exact() {
     assert_eq!(parsed.entries[1].start, ODD);
     let float = header_of(&format!("[9.007199254740993e15,{}]", ODD + 3));
     let error = parse_header(float.as_bytes(), ODD + 3, &mut NameTable::new());
-    assert!(matches!(
-        error,
-        Err(HeaderError::BadInteger {
-            field: "data_offsets",
-            ..
-        })
-    ));
+    assert!(matches!(error, Err(HeaderError::BadInteger { field: "data_offsets", .. })));
     // The same with a real file, where a file system holds one of 9 petabytes.
     let Ok(folder) = tempfile::tempdir_in("/dev/shm") else {
         println!("NOT RUN c16 on disk: no /dev/shm");
@@ -495,10 +370,7 @@ fn c16_offsets_above_2_to_the_53_are_exact() {
     assert_eq!(checkpoint.read("b").expect("tail"), [1, 2, 3]);
     // Nine petabytes are not to be had; asking for them must not end the process.
     let error = checkpoint.read("a").expect_err("refused");
-    assert!(matches!(
-        error,
-        ReadError::OutOfMemory { byte_len: ODD, .. }
-    ));
+    assert!(matches!(error, ReadError::OutOfMemory { byte_len: ODD, .. }));
 }
 
 #[test]
@@ -515,10 +387,7 @@ fn missing_field() {
         (r#""shape":[2],"#, "shape"),
         (r#","data_offsets":[0,8]"#, "data_offsets"),
     ] {
-        let error = refused(&raw_file(
-            good_header().replace(text, "").as_bytes(),
-            &[0; 8],
-        ));
+        let error = refused(&raw_file(good_header().replace(text, "").as_bytes(), &[0; 8]));
         assert!(
             matches!(error, HeaderError::MissingField { field: missing, .. } if missing == field)
         );

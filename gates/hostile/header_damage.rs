@@ -16,10 +16,7 @@ fn file_to_damage() -> Vec<u8> {
         entry("c", "F32", "[1]", "[13,17]"),
     ];
     let header = format!("{{{}}}  ", entries.join(","));
-    raw_file(
-        header.as_bytes(),
-        &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17],
-    )
+    raw_file(header.as_bytes(), &[1, 2, 3, 4, 5, 6, 7, 8, 9, 10, 11, 12, 13, 14, 15, 16, 17])
 }
 
 /// Whatever is accepted must mean the same to the other reader; nothing may panic.
@@ -33,10 +30,7 @@ fn same_as_the_crate(bytes: &[u8]) {
     assert_eq!(ours.len(), other.len());
     for (name, view) in other.tensors() {
         let info = ours.tensor(&name).expect("named by both");
-        assert_eq!(
-            (info.shape, info.dtype.name()),
-            (view.shape(), &*view.dtype().to_string())
-        );
+        assert_eq!((info.shape, info.dtype.name()), (view.shape(), &*view.dtype().to_string()));
         assert_eq!(ours.read(&name).expect("read"), view.data());
     }
 }

@@ -9,10 +9,7 @@ use k3_verify::checkpoint::link::LinkTrouble;
 use super::make::{Folder, assert_names};
 
 fn parse(text: impl AsRef<[u8]>) -> Result<ShardIndex, IndexError> {
-    ShardIndex::parse(
-        text.as_ref(),
-        Path::new("folder/model.safetensors.index.json"),
-    )
+    ShardIndex::parse(text.as_ref(), Path::new("folder/model.safetensors.index.json"))
 }
 
 #[track_caller]
@@ -39,10 +36,7 @@ fn a_good_index_is_read() {
 #[test]
 fn io() {
     let folder = Folder::new();
-    assert!(matches!(
-        ShardIndex::read(&folder.file("none")),
-        Err(IndexError::Io { .. })
-    ));
+    assert!(matches!(ShardIndex::read(&folder.file("none")), Err(IndexError::Io { .. })));
 }
 
 #[test]
@@ -51,13 +45,7 @@ fn c13_links_that_lead_nowhere_are_named() {
     let link = folder.file("model.safetensors.index.json");
     std::os::unix::fs::symlink("model.safetensors.index.json", &link).expect("linked");
     let error = ShardIndex::read(&link).expect_err("refused");
-    assert!(matches!(
-        error,
-        IndexError::Link {
-            trouble: LinkTrouble::Loop { .. },
-            ..
-        }
-    ));
+    assert!(matches!(error, IndexError::Link { trouble: LinkTrouble::Loop { .. }, .. }));
     assert_names(&error, &["loop"]);
 }
 
@@ -67,22 +55,13 @@ fn too_large() {
     let path = folder.file("index.json");
     let file = std::fs::File::create(&path).expect("file");
     file.set_len(MAX_INDEX_BYTES + 1).expect("sparse");
-    assert!(matches!(
-        ShardIndex::read(&path),
-        Err(IndexError::TooLarge { .. })
-    ));
+    assert!(matches!(ShardIndex::read(&path), Err(IndexError::TooLarge { .. })));
 }
 
 #[test]
 fn foreign() {
     let error = refused("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n");
-    assert!(matches!(
-        error,
-        IndexError::Foreign {
-            what: Foreign::LfsPointer,
-            ..
-        }
-    ));
+    assert!(matches!(error, IndexError::Foreign { what: Foreign::LfsPointer, .. }));
 }
 
 #[test]
@@ -91,10 +70,7 @@ fn c15_a_cut_index_is_refused() {
     assert!(parse(text).is_ok());
     for length in 0..text.len() {
         let error = refused(&text[..length]);
-        assert!(
-            matches!(error, IndexError::Json { .. }),
-            "cut at {length}: {error}"
-        );
+        assert!(matches!(error, IndexError::Json { .. }), "cut at {length}: {error}");
     }
     let twice = format!("{text}{text}");
     assert!(matches!(refused(twice), IndexError::Json { .. }));
@@ -105,9 +81,7 @@ fn duplicate_key() {
     let map = r#""weight_map":{"a":"1.safetensors"}"#;
     let error = refused(format!("{{{map},{map}}}"));
     assert!(matches!(&error, IndexError::DuplicateKey { key, .. } if key == "weight_map"));
-    let error = refused(format!(
-        r#"{{"metadata":{{"total_size":1,"total_size":1}},{map}}}"#
-    ));
+    let error = refused(format!(r#"{{"metadata":{{"total_size":1,"total_size":1}},{map}}}"#));
     assert!(matches!(&error, IndexError::DuplicateKey { key, .. } if key == "metadata.total_size"));
 }
 
@@ -124,10 +98,7 @@ fn c03_duplicate_tensor() {
 #[test]
 fn no_weight_map() {
     for text in ["{}", r#"{"metadata":{}}"#, r#"{"weight_map":{}}"#] {
-        assert!(
-            matches!(refused(text), IndexError::NoWeightMap { .. }),
-            "{text}"
-        );
+        assert!(matches!(refused(text), IndexError::NoWeightMap { .. }), "{text}");
     }
 }
 
@@ -149,10 +120,7 @@ fn wrong_type() {
 fn bad_total_size() {
     for size in ["1.5", "-1", "1e12", "18446744073709551616"] {
         let text = format!(r#"{{"metadata":{{"total_size":{size}}}}}"#);
-        assert!(
-            matches!(refused(text), IndexError::BadTotalSize { .. }),
-            "{size}"
-        );
+        assert!(matches!(refused(text), IndexError::BadTotalSize { .. }), "{size}");
     }
 }
 
@@ -178,17 +146,9 @@ fn bad_shard_name() {
 #[test]
 fn too_many_shards() {
     let map = |count: usize| {
-        let rows: Vec<_> = (0..count)
-            .map(|n| format!(r#""{n}":"{n}.safetensors""#))
-            .collect();
+        let rows: Vec<_> = (0..count).map(|n| format!(r#""{n}":"{n}.safetensors""#)).collect();
         format!(r#"{{"weight_map":{{{}}}}}"#, rows.join(","))
     };
-    assert_eq!(
-        parse(map(MAX_SHARDS)).expect("at the limit").shards.len(),
-        MAX_SHARDS
-    );
-    assert!(matches!(
-        refused(map(MAX_SHARDS + 1)),
-        IndexError::TooManyShards { .. }
-    ));
+    assert_eq!(parse(map(MAX_SHARDS)).expect("at the limit").shards.len(), MAX_SHARDS);
+    assert!(matches!(refused(map(MAX_SHARDS + 1)), IndexError::TooManyShards { .. }));
 }

@@ -17,65 +17,35 @@ fn io() {
             Err(std::io::ErrorKind::ConnectionReset.into())
         }
     }
-    assert!(matches!(
-        JsonReader::new(Broken).value(),
-        Err(JsonError::Io { at_byte: 0, .. })
-    ));
+    assert!(matches!(JsonReader::new(Broken).value(), Err(JsonError::Io { at_byte: 0, .. })));
 }
 
 #[test]
 fn unexpected_end() {
-    for text in [
-        "", " ", "{", "[1", "\"a", "\"\\", "\"\\u12", "tru", "-", "1.", "1e", "{\"a\":",
-    ] {
-        assert!(
-            matches!(error(text), JsonError::UnexpectedEnd { .. }),
-            "{text:?}"
-        );
+    for text in ["", " ", "{", "[1", "\"a", "\"\\", "\"\\u12", "tru", "-", "1.", "1e", "{\"a\":"] {
+        assert!(matches!(error(text), JsonError::UnexpectedEnd { .. }), "{text:?}");
     }
 }
 
 #[test]
 fn unexpected() {
-    let texts = [
-        "NaN",
-        "Infinity",
-        "-Infinity",
-        "nul0",
-        "+1",
-        ".5",
-        "'a'",
-        "{a:1}",
-        "[1 2]",
-    ];
-    for text in texts
-        .into_iter()
-        .chain(["{\"a\" 1}", "[,1]", "{,}", "1.e3", "\u{FEFF}1", "\0"])
-    {
-        assert!(
-            matches!(error(text), JsonError::Unexpected { .. }),
-            "{text:?}"
-        );
+    let texts = ["NaN", "Infinity", "-Infinity", "nul0", "+1", ".5", "'a'", "{a:1}", "[1 2]"];
+    for text in texts.into_iter().chain(["{\"a\" 1}", "[,1]", "{,}", "1.e3", "\u{FEFF}1", "\0"]) {
+        assert!(matches!(error(text), JsonError::Unexpected { .. }), "{text:?}");
     }
 }
 
 #[test]
 fn trailing_comma() {
     for text in ["[1,]", "{\"a\":1,}", "[[1,2,] ]"] {
-        assert!(
-            matches!(error(text), JsonError::TrailingComma { .. }),
-            "{text:?}"
-        );
+        assert!(matches!(error(text), JsonError::TrailingComma { .. }), "{text:?}");
     }
 }
 
 #[test]
 fn leading_zero() {
     for text in ["01", "-01", "[00]", "00.5"] {
-        assert!(
-            matches!(error(text), JsonError::LeadingZero { .. }),
-            "{text:?}"
-        );
+        assert!(matches!(error(text), JsonError::LeadingZero { .. }), "{text:?}");
     }
 }
 
@@ -83,20 +53,14 @@ fn leading_zero() {
 fn number_too_long() {
     let digits = "1".repeat(MAX_NUMBER_BYTES);
     assert!(parse_document(digits.as_bytes()).is_ok());
-    assert!(matches!(
-        error(format!("{digits}1")),
-        JsonError::NumberTooLong { at_byte: 0 }
-    ));
+    assert!(matches!(error(format!("{digits}1")), JsonError::NumberTooLong { at_byte: 0 }));
 }
 
 #[test]
 fn control_character() {
     for byte in 0..0x20 {
         let text = [b'"', byte, b'"'];
-        assert!(
-            matches!(error(text), JsonError::ControlCharacter { at_byte: 1, .. }),
-            "{byte}"
-        );
+        assert!(matches!(error(text), JsonError::ControlCharacter { at_byte: 1, .. }), "{byte}");
     }
 }
 
@@ -109,16 +73,8 @@ fn bad_escape() {
 
 #[test]
 fn lone_surrogate() {
-    for text in [
-        r#""\ud800""#,
-        r#""\udc00""#,
-        r#""\ud800\u0041""#,
-        r#""\ud800x""#,
-    ] {
-        assert!(
-            matches!(error(text), JsonError::LoneSurrogate { .. }),
-            "{text}"
-        );
+    for text in [r#""\ud800""#, r#""\udc00""#, r#""\ud800\u0041""#, r#""\ud800x""#] {
+        assert!(matches!(error(text), JsonError::LoneSurrogate { .. }), "{text}");
     }
     let pair = parse_document(br#""\ud83d\ude00""#).expect("a pair");
     assert_eq!(pair, Value::String("\u{1F600}".to_owned()));
@@ -127,16 +83,8 @@ fn lone_surrogate() {
 #[test]
 fn not_utf8() {
     // A lone continuation byte, UTF-16 bytes, an overlong form, a surrogate in UTF-8.
-    for bytes in [
-        &b"\"\x80\""[..],
-        b"\"\xFF\xFE\"",
-        b"\"\xC0\xAF\"",
-        b"\"\xED\xA0\x80\"",
-    ] {
-        assert!(
-            matches!(error(bytes), JsonError::NotUtf8 { at_byte: 0 }),
-            "{bytes:?}"
-        );
+    for bytes in [&b"\"\x80\""[..], b"\"\xFF\xFE\"", b"\"\xC0\xAF\"", b"\"\xED\xA0\x80\""] {
+        assert!(matches!(error(bytes), JsonError::NotUtf8 { at_byte: 0 }), "{bytes:?}");
     }
 }
 
@@ -144,15 +92,8 @@ fn not_utf8() {
 fn string_too_long() {
     let mut text = String::new();
     let mut reader = JsonReader::new(&b"\"abcd\""[..]);
-    assert!(matches!(
-        reader.string(&mut text, 3),
-        Err(JsonError::StringTooLong { .. })
-    ));
-    assert!(
-        JsonReader::new(&b"\"abcd\""[..])
-            .string(&mut text, 4)
-            .is_ok()
-    );
+    assert!(matches!(reader.string(&mut text, 3), Err(JsonError::StringTooLong { .. })));
+    assert!(JsonReader::new(&b"\"abcd\""[..]).string(&mut text, 4).is_ok());
 }
 
 #[test]
@@ -167,24 +108,14 @@ fn too_deep() {
 #[test]
 fn trailing_data() {
     for text in ["{}{}", "1 2", "[] ,", "{}\0", "null x"] {
-        assert!(
-            matches!(error(text), JsonError::TrailingData { .. }),
-            "{text:?}"
-        );
+        assert!(matches!(error(text), JsonError::TrailingData { .. }), "{text:?}");
     }
 }
 
 #[test]
 fn duplicate_key() {
-    for text in [
-        r#"{"w":1,"w":1}"#,
-        r#"{"w":1,"\u0077":1}"#,
-        r#"[{"a":{"":1,"":2}}]"#,
-    ] {
-        assert!(
-            matches!(error(text), JsonError::DuplicateKey { .. }),
-            "{text}"
-        );
+    for text in [r#"{"w":1,"w":1}"#, r#"{"w":1,"\u0077":1}"#, r#"[{"a":{"":1,"":2}}]"#] {
+        assert!(matches!(error(text), JsonError::DuplicateKey { .. }), "{text}");
     }
     assert!(parse_document(br#"{"a":{"w":1},"b":{"w":1},"w":1}"#).is_ok());
 }
@@ -206,15 +137,8 @@ fn values_do_not_depend_on_how_the_source_is_cut() {
     let long = "é\u{1F600}x".repeat(40_000);
     let text = format!(r#"{{"{long}": [1.5e-7, "\ud83d\ude00\n", true, null, -0, {{}}]}}"#);
     let whole = parse_document(text.as_bytes()).expect("whole");
-    assert_eq!(
-        JsonReader::new(OneByOne(text.as_bytes()))
-            .value()
-            .expect("pieces"),
-        whole
-    );
-    let Value::Object(members) = whole else {
-        panic!("an object")
-    };
+    assert_eq!(JsonReader::new(OneByOne(text.as_bytes())).value().expect("pieces"), whole);
+    let Value::Object(members) = whole else { panic!("an object") };
     assert!(members.contains_key(&long));
 }
 
@@ -240,10 +164,9 @@ fn plain(value: &Value) -> serde_json::Value {
         Value::Number(literal) => serde_json::from_str(literal).expect("a number"),
         Value::String(text) => text.clone().into(),
         Value::Array(items) => items.iter().map(plain).collect(),
-        Value::Object(members) => members
-            .iter()
-            .map(|(key, value)| (key.clone(), plain(value)))
-            .collect(),
+        Value::Object(members) => {
+            members.iter().map(|(key, value)| (key.clone(), plain(value))).collect()
+        }
     }
 }
 

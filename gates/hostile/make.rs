@@ -141,11 +141,7 @@ pub fn without(mut config: Value, path: &str) -> Value {
 fn at<'a>(config: &'a mut Value, path: &str) -> &'a mut Value {
     let keys = path.split('.').filter(|key| !key.is_empty());
     keys.fold(config, |value, key| {
-        value
-            .as_object_mut()
-            .expect("an object")
-            .entry(key)
-            .or_insert(Value::Null)
+        value.as_object_mut().expect("an object").entry(key).or_insert(Value::Null)
     })
 }
 
@@ -164,11 +160,7 @@ pub struct Zeros {
 
 /// Zeros of one tensor.
 pub fn zeros(name: &str, dtype: Dtype, shape: &[usize]) -> Zeros {
-    Zeros {
-        name: name.to_owned(),
-        dtype,
-        shape: shape.to_vec(),
-    }
+    Zeros { name: name.to_owned(), dtype, shape: shape.to_vec() }
 }
 
 /// A checkpoint by shards: file name to tensors.
@@ -203,8 +195,7 @@ impl Model {
     /// The tensor of that name.
     pub fn tensor(&mut self, name: &str) -> &mut Zeros {
         let mut all = self.shards.values_mut().flatten();
-        all.find(|tensor| tensor.name == name)
-            .expect("a tensor of that name")
+        all.find(|tensor| tensor.name == name).expect("a tensor of that name")
     }
 
     /// Takes tensors out; gives their number.
@@ -220,10 +211,7 @@ impl Model {
 
     /// Adds a tensor to shard `number`.
     pub fn add(&mut self, number: usize, tensor: Zeros) {
-        self.shards
-            .get_mut(&shard_name(number))
-            .expect("a shard")
-            .push(tensor);
+        self.shards.get_mut(&shard_name(number)).expect("a shard").push(tensor);
     }
 
     /// The index that goes with the shards.
@@ -256,11 +244,7 @@ impl Model {
 pub fn write_zeros(path: &Path, tensors: &[Zeros]) {
     let specs: Vec<_> = tensors
         .iter()
-        .map(|tensor| TensorSpec {
-            name: &tensor.name,
-            dtype: tensor.dtype,
-            shape: &tensor.shape,
-        })
+        .map(|tensor| TensorSpec { name: &tensor.name, dtype: tensor.dtype, shape: &tensor.shape })
         .collect();
     let written = write_safetensors_with(path, &specs, &[], |index, sink| {
         let elements = specs[index].shape.iter().product::<usize>() as u64;
@@ -273,12 +257,7 @@ pub fn write_zeros(path: &Path, tensors: &[Zeros]) {
 /// Processor time of this process in seconds: on a busy machine it says more than a clock.
 pub fn cpu_seconds() -> f64 {
     let stat = std::fs::read_to_string("/proc/self/stat").unwrap_or_default();
-    let fields: Vec<_> = stat
-        .rsplit(')')
-        .next()
-        .unwrap_or("")
-        .split_whitespace()
-        .collect();
+    let fields: Vec<_> = stat.rsplit(')').next().unwrap_or("").split_whitespace().collect();
     let ticks = |place: usize| fields.get(place).and_then(|text| text.parse::<f64>().ok());
     // User and system time, in ticks of 10 ms.
     (ticks(11).unwrap_or(0.0) + ticks(12).unwrap_or(0.0)) / 100.0

@@ -16,9 +16,7 @@ use super::make::{
 
 /// The released model's config, from its published numbers.
 fn released_config() -> Value {
-    let mla: Vec<usize> = (1..=93)
-        .filter(|layer| layer % 4 == 0 || *layer == 93)
-        .collect();
+    let mla: Vec<usize> = (1..=93).filter(|layer| layer % 4 == 0 || *layer == 93).collect();
     let kda: Vec<usize> = (1..=93).filter(|layer| !mla.contains(layer)).collect();
     let mut config = small_config();
     for (key, value) in [
@@ -43,16 +41,8 @@ fn released_config() -> Value {
     ] {
         config = with(config, &format!("text_config.{key}"), json!(value));
     }
-    config = with(
-        config,
-        "text_config.linear_attn_config.full_attn_layers",
-        json!(mla),
-    );
-    with(
-        config,
-        "text_config.linear_attn_config.kda_layers",
-        json!(kda),
-    )
+    config = with(config, "text_config.linear_attn_config.full_attn_layers", json!(mla));
+    with(config, "text_config.linear_attn_config.kda_layers", json!(kda))
 }
 
 /// Writes a shard's head and makes the file as long as its data would be; gives its size.
@@ -83,11 +73,7 @@ fn sparse_replica(config: &Value) -> std::io::Result<(Folder, u64)> {
         match number {
             94 => visit_model(&shape, &mut put),
             95 | 96 => {
-                let wanted = if number == 95 {
-                    "mm_projector"
-                } else {
-                    "vision_tower"
-                };
+                let wanted = if number == 95 { "mm_projector" } else { "vision_tower" };
                 for template in VISION.iter().filter(|row| row.template.starts_with(wanted)) {
                     let names = template.names();
                     tensors.extend(names.map(|name| zeros(&name, Dtype::Bf16, template.shape)));

@@ -14,24 +14,14 @@ fn driver() -> PathBuf {
 
 /// The driver on the tiny model; `None` where Python has no `hyperqueue`.
 fn run(model: &Path, out: &Path, options: &[&str]) -> Option<Output> {
-    let has = Command::new("python3")
-        .args(["-c", "import hyperqueue"])
-        .output();
+    let has = Command::new("python3").args(["-c", "import hyperqueue"]).output();
     if !has.is_ok_and(|output| output.status.success()) {
         println!("HyperQueue: NOT RUN, pip install -r tools/cluster/requirements.txt");
         return None;
     }
     let output = Command::new("python3")
         .arg(driver())
-        .args([
-            "all",
-            "--model",
-            text(model),
-            "--parts",
-            "4",
-            "--out",
-            text(out),
-        ])
+        .args(["all", "--model", text(model), "--parts", "4", "--out", text(out)])
         .args(["--program", env!("CARGO_BIN_EXE_k3-verify")])
         .arg("--")
         .args(options)
@@ -58,10 +48,7 @@ fn hyperqueue_runs_four_parts_and_joins_them() {
     let stdout = String::from_utf8_lossy(&output.stdout).into_owned();
     assert_eq!(output.status.code(), Some(0), "{stdout}{:?}", output.stderr);
     assert!(stdout.contains("{\"parts\": [0, 0, 0, 0]}"), "{stdout}");
-    let mut whole = report(
-        &["layers", "all", "--model", text(&model), "--seed", "3"],
-        0,
-    );
+    let mut whole = report(&["layers", "all", "--model", text(&model), "--seed", "3"], 0);
     whole.provenance = LayersProvenance::default();
     assert_eq!(read(&out.join("merged")), whole);
     // A part that refuses its arguments is an error of the whole, named by its number.
@@ -76,16 +63,7 @@ fn hyperqueue_runs_four_parts_and_joins_them() {
 fn the_job_script_runs_a_part_on_files_that_are_there() {
     let tiny = Tiny::open();
     let (model, folder) = (tiny.model(), tempfile::tempdir().unwrap());
-    let plan = [
-        "plan",
-        "all",
-        "--parts",
-        "4",
-        "--emit",
-        "script",
-        "--model",
-        text(&model),
-    ];
+    let plan = ["plan", "all", "--parts", "4", "--emit", "script", "--model", text(&model)];
     let (script, _) = super::expect(&plan, 0);
     let path = folder.path().join("job.sh");
     std::fs::write(&path, script).unwrap();

@@ -48,14 +48,7 @@ fn all_layers_pass_with_synthetic_and_with_chained_input() {
 fn epsilon_of_the_low_rank_norms_goes_to_both_sides() {
     let tiny = Tiny::open();
     let model = tiny.model();
-    let base = [
-        "layers",
-        "3",
-        "--model",
-        text(&model),
-        "--mla-norm-eps",
-        "1e-5",
-    ];
+    let base = ["layers", "3", "--model", text(&model), "--mla-norm-eps", "1e-5"];
     assert_eq!(report(&base, 0).question.mla_norm_eps, 1e-5);
 }
 
@@ -79,10 +72,7 @@ fn h03_ranges_that_mean_nothing_exit_2_and_93_layers_are_in_reach() {
         "-1..3",
     ] {
         let (stdout, stderr) = expect(&["layers", range, "--model", text(&model)], 2);
-        assert!(
-            stdout.is_empty() && stderr.starts_with("error: "),
-            "{range}: {stdout}{stderr}"
-        );
+        assert!(stdout.is_empty() && stderr.starts_with("error: "), "{range}: {stdout}{stderr}");
     }
     let (_, stderr) = expect(&["layers", "0..13", "--model", text(&model)], 2);
     assert!(stderr.contains("0..12 (both ends included)"), "{stderr}");
@@ -90,10 +80,7 @@ fn h03_ranges_that_mean_nothing_exit_2_and_93_layers_are_in_reach() {
     assert_eq!(run.selected, [0, 11, 12]);
     let (stdout, _) = expect(&["layers", "12..12", "--model", text(&model)], 0);
     let first = stdout.lines().next().unwrap();
-    assert!(
-        first.contains("both ends included") && first.contains("1 of 13"),
-        "{first}"
-    );
+    assert!(first.contains("both ends included") && first.contains("1 of 13"), "{first}");
 }
 
 #[test]
@@ -119,28 +106,8 @@ fn bad_arguments_exit_2_and_a_missing_model_3() {
         expect(&all, 2);
     }
     expect(&["layers", "0", "--model", "/nonexistent/model"], 3);
-    expect(
-        &[
-            "layers",
-            "0",
-            "--model",
-            text(&model),
-            "--input",
-            "/nonexistent/dump",
-        ],
-        3,
-    );
-    expect(
-        &[
-            "layers",
-            "0",
-            "--model",
-            text(&model),
-            "--out",
-            "/dev/null/x",
-        ],
-        3,
-    );
+    expect(&["layers", "0", "--model", text(&model), "--input", "/nonexistent/dump"], 3);
+    expect(&["layers", "0", "--model", text(&model), "--out", "/dev/null/x"], 3);
 }
 
 fn without_provenance(mut report: LayersReport) -> LayersReport {
@@ -150,16 +117,7 @@ fn without_provenance(mut report: LayersReport) -> LayersReport {
 
 fn part(model: &Path, folder: &Path, part: &str, more: &[&str]) -> String {
     let out = folder.join(part.replace('/', "-of-"));
-    let base = [
-        "layers",
-        "all",
-        "--model",
-        text(model),
-        "--part",
-        part,
-        "--out",
-        text(&out),
-    ];
+    let base = ["layers", "all", "--model", text(model), "--part", part, "--out", text(&out)];
     expect(&[&base[..], more].concat(), 0);
     text(&out).to_owned()
 }
@@ -173,16 +131,11 @@ fn parts_make_up_the_undivided_report_or_are_refused() {
     let folder = tempfile::tempdir().unwrap();
     let chain = ["--input", "chain", "--ids", IDS];
     for more in [&[][..], &chain[..]] {
-        let folder = folder.path().join(if more.is_empty() {
-            "synthetic"
-        } else {
-            "chain"
-        });
+        let folder = folder.path().join(if more.is_empty() { "synthetic" } else { "chain" });
         let base = ["layers", "all", "--model", text(&model)];
         let whole = report(&[&base[..], more].concat(), 0);
-        let parts: Vec<String> = ["1/4", "2/4", "3/4", "4/4"]
-            .map(|name| part(&model, &folder, name, more))
-            .to_vec();
+        let parts: Vec<String> =
+            ["1/4", "2/4", "3/4", "4/4"].map(|name| part(&model, &folder, name, more)).to_vec();
         let order = [&parts[2], &parts[0], &parts[3], &parts[1]].map(String::as_str);
         let merged = report(&[&["merge"][..], &order].concat(), 0);
         assert_eq!(without_provenance(merged), without_provenance(whole));
@@ -217,10 +170,9 @@ fn parts_make_up_the_undivided_report_or_are_refused() {
     });
     let merged = report(&["merge", &one, &two, &unheld, &four], 0);
     assert_eq!(merged.question.ratchet, None);
-    for (field, value, says) in [
-        ("program", "9.9.9", "version differs"),
-        ("subject", "another", "question differs"),
-    ] {
+    for (field, value, says) in
+        [("program", "9.9.9", "version differs"), ("subject", "another", "question differs")]
+    {
         let other = forged(&three, &folder.path().join(field), |json| {
             json["question"][field] = value.into();
         });
@@ -228,11 +180,7 @@ fn parts_make_up_the_undivided_report_or_are_refused() {
         assert!(error.contains(says), "{error}");
     }
     let other = forged(&three, &folder.path().join("bytes"), |json| {
-        for digest in json["sources"]["shards"]
-            .as_object_mut()
-            .unwrap()
-            .values_mut()
-        {
+        for digest in json["sources"]["shards"].as_object_mut().unwrap().values_mut() {
             *digest = "0".repeat(64).into();
         }
     });
@@ -272,15 +220,7 @@ fn a_cut_journal_is_taken_up_where_it_was() {
     let resumed = report(&[&base[..], &["--resume"]].concat(), 0);
     assert_eq!(resumed.provenance.resumed_rows, 6);
     assert_eq!(without_provenance(resumed), without_provenance(whole));
-    let other = [
-        "layers",
-        "all",
-        "--model",
-        text(&model),
-        "--out",
-        text(&out),
-        "--resume",
-    ];
+    let other = ["layers", "all", "--model", text(&model), "--out", text(&out), "--resume"];
     let (_, error) = expect(&other, 2);
     assert!(error.contains("the journal of another run"), "{error}");
     for file in ["report.json", "report.txt", "report.html", "layers.svg"] {
@@ -298,16 +238,7 @@ fn an_interrupted_run_leaves_a_valid_partial_report() {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path().join("out");
     let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_k3-verify"))
-        .args([
-            "layers",
-            "all",
-            "--model",
-            text(&model),
-            "--prefill",
-            "400",
-            "--threads",
-            "1",
-        ])
+        .args(["layers", "all", "--model", text(&model), "--prefill", "400", "--threads", "1"])
         .args(["--out", text(&out)])
         .stdout(std::process::Stdio::piped())
         .spawn()
@@ -328,10 +259,7 @@ fn an_interrupted_run_leaves_a_valid_partial_report() {
     assert!(!report.rows.is_empty() && !report.outstanding.is_empty());
     assert_eq!(report.rows.len() + report.outstanding.len(), 15);
     assert!(report.rows.iter().all(|row| row.verdict == Verdict::Pass));
-    assert!(
-        seen.contains("INCOMPLETE") && seen.contains("interrupted before"),
-        "{seen}"
-    );
+    assert!(seen.contains("INCOMPLETE") && seen.contains("interrupted before"), "{seen}");
 }
 
 /// A layer of which a shard is absent is NOT RUN, and the others are proved all the same.
@@ -339,30 +267,13 @@ fn an_interrupted_run_leaves_a_valid_partial_report() {
 fn a_partial_checkpoint_is_proved_as_far_as_it_goes() {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("model");
-    expect(
-        &[
-            "synth",
-            text(&model),
-            "--shape",
-            "kernel",
-            "--experts",
-            "8",
-            "--probe",
-            "0",
-        ],
-        0,
-    );
+    expect(&["synth", text(&model), "--shape", "kernel", "--experts", "8", "--probe", "0"], 0);
     std::fs::remove_file(model.join("model-00003-of-000006.safetensors")).unwrap();
     let run = report(&["layers", "1..3", "--model", text(&model)], 4);
     let verdicts: Vec<Verdict> = run.rows.iter().map(|row| row.verdict).collect();
     assert_eq!(verdicts, [Verdict::Pass, Verdict::NotRun, Verdict::Pass]);
     // Alone, what is there is a whole question.
-    assert_eq!(
-        report(&["layers", "1,3", "--model", text(&model)], 0)
-            .rows
-            .len(),
-        2
-    );
+    assert_eq!(report(&["layers", "1,3", "--model", text(&model)], 0).rows.len(), 2);
     // The shard of embedding and head is asked for by what opens and closes the model alone.
     let last = model.join("model-00006-of-000006.safetensors");
     std::fs::rename(&last, model.join("aside")).unwrap();
@@ -382,24 +293,9 @@ fn a_partial_checkpoint_is_proved_as_far_as_it_goes() {
     assert_eq!(verdicts, expected);
     std::fs::rename(model.join("aside"), &last).unwrap();
     // A chain cannot pass over a gap.
-    let chain = [
-        "layers",
-        "3",
-        "--model",
-        text(&model),
-        "--input",
-        "chain",
-        "--ids",
-        "1,2,3",
-    ];
+    let chain = ["layers", "3", "--model", text(&model), "--input", "chain", "--ids", "1,2,3"];
     let run = report(&chain, 4);
-    assert!(
-        run.rows[0]
-            .problem
-            .as_ref()
-            .unwrap()
-            .contains("stops before layer 2")
-    );
+    assert!(run.rows[0].problem.as_ref().unwrap().contains("stops before layer 2"));
 }
 
 /// A shipped set judged without what was recorded of it, or another checkpoint held to it.
@@ -409,17 +305,11 @@ fn shipped_sets_are_held_to_the_ratchet_and_nothing_else_is() {
     let model = tiny.model();
     let base = ["layers", "3", "--model", text(&model)];
     let recorded = |more: &[&str]| report(&[&base[..], more].concat(), 0).question.ratchet;
-    assert_eq!(
-        recorded(&[]).as_deref(),
-        Some("tiny/layers@engine synthetic")
-    );
+    assert_eq!(recorded(&[]).as_deref(), Some("tiny/layers@engine synthetic"));
     let set = EvidenceSet::open("tiny", &tiny.fixtures.root.join("tiny")).unwrap();
     let ids: Vec<String> = set.full.ids.iter().map(ToString::to_string).collect();
     let chain = ["--input", "chain", "--ids", &ids.join(",")];
-    assert_eq!(
-        recorded(&chain).as_deref(),
-        Some("tiny/layers@engine chain")
-    );
+    assert_eq!(recorded(&chain).as_deref(), Some("tiny/layers@engine chain"));
     for other in [
         &["--seed", "2"][..],
         &["--singles", "1"],
@@ -443,18 +333,10 @@ fn stages_that_are_not_selected_do_not_fail() {
     let run = report(&[&base[..], &["kda.*"]].concat(), 0);
     for row in &run.rows {
         let is_kda = row.attention.as_deref() == Some("KDA");
-        let expected = if is_kda {
-            Verdict::Pass
-        } else {
-            Verdict::NotSelected
-        };
+        let expected = if is_kda { Verdict::Pass } else { Verdict::NotSelected };
         assert_eq!(row.verdict, expected, "{row:?}");
         assert_eq!(row.stages.is_empty(), !is_kda, "{row:?}");
     }
     let run = report(&[&base[..], &["kda.nothing"]].concat(), 4);
-    assert!(
-        run.rows
-            .iter()
-            .all(|row| row.verdict == Verdict::NotSelected)
-    );
+    assert!(run.rows.iter().all(|row| row.verdict == Verdict::NotSelected));
 }

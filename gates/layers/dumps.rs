@@ -17,10 +17,7 @@ fn dump(model: &Path) -> StageDump {
     let config = RawConfig::read(&model.join("config.json")).unwrap();
     let reference = Model::open(model, &config, MLA_NORM_EPS).unwrap();
     let mut dump = StageDump::default();
-    reference
-        .sequence()
-        .feed(&[3, 17, 200, 5, 9, 44], &mut dump)
-        .unwrap();
+    reference.sequence().feed(&[3, 17, 200, 5, 9, 44], &mut dump).unwrap();
     dump
 }
 
@@ -48,19 +45,9 @@ fn a_foreign_dump_is_judged_in_its_own_precision() {
     let file = folder.path().join("dump.safetensors");
     let whole = dump(&model);
     write(&whole, &file);
-    let base = [
-        "layers",
-        "all",
-        "--model",
-        text(&model),
-        "--engine-dump",
-        text(&file),
-    ];
+    let base = ["layers", "all", "--model", text(&model), "--engine-dump", text(&file)];
     let run = report(&base, 0);
-    assert_eq!(
-        (run.question.arithmetic.as_str(), run.rows.len()),
-        ("f64", 14)
-    );
+    assert_eq!((run.question.arithmetic.as_str(), run.rows.len()), ("f64", 14));
 
     // One value of one stage, moved by a part in a million: nothing in f32, far too much in f64.
     let mut moved = whole.clone();
@@ -79,38 +66,17 @@ fn a_foreign_dump_is_judged_in_its_own_precision() {
     let run = report(&base, 4);
     let lacking = run.rows.iter().flat_map(|row| &row.stages);
     let lacking = lacking.filter(|stage| stage.verdict == Verdict::NotRun);
-    assert!(
-        lacking
-            .clone()
-            .all(|stage| ["moe.sum", "mlp_out"].contains(&stage.stage.as_str()))
-    );
+    assert!(lacking.clone().all(|stage| ["moe.sum", "mlp_out"].contains(&stage.stage.as_str())));
     assert!(lacking.count() > 0);
     let narrowed = [&base[..], &["--stages", "kda.*"]].concat();
     // MLA layers have no such stage, and none was asked of them.
     let run = report(&narrowed, 0);
     assert_eq!(run.rows[0].verdict, Verdict::Pass);
     assert_eq!(run.rows[3].verdict, Verdict::NotSelected);
-    let kda = [
-        "layers",
-        "0..2",
-        "--model",
-        text(&model),
-        "--engine-dump",
-        text(&file),
-    ];
+    let kda = ["layers", "0..2", "--model", text(&model), "--engine-dump", text(&file)];
     report(&[&kda[..], &["--stages", "kda.*"]].concat(), 0);
 
-    expect(
-        &[
-            "layers",
-            "0",
-            "--model",
-            text(&model),
-            "--engine-dump",
-            text(&model),
-        ],
-        3,
-    );
+    expect(&["layers", "0", "--model", text(&model), "--engine-dump", text(&model)], 3);
     std::fs::write(&file, b"no dump").unwrap();
     expect(&base, 3);
 }
@@ -123,25 +89,13 @@ fn a15_the_running_sum_in_place_of_the_mixture_fails() {
     let file = folder.path().join("dump.safetensors");
     let mut whole = dump(&model);
     let sum = whole.tensors[&StageKey::layer(11, Stage::Out)].clone();
-    whole
-        .tensors
-        .insert(StageKey::layer(12, Stage::AttnMix), sum);
+    whole.tensors.insert(StageKey::layer(12, Stage::AttnMix), sum);
     write(&whole, &file);
-    let base = [
-        "layers",
-        "12",
-        "--model",
-        text(&model),
-        "--engine-dump",
-        text(&file),
-    ];
+    let base = ["layers", "12", "--model", text(&model), "--engine-dump", text(&file)];
     let run = report(&base, 1);
     assert_eq!(run.first_divergence.unwrap().at, "layers.12.attn_mix");
     let (stdout, _) = expect(&base, 1);
-    assert!(
-        stdout.contains("diverges at layers.12.attn_mix ["),
-        "{stdout}"
-    );
+    assert!(stdout.contains("diverges at layers.12.attn_mix ["), "{stdout}");
 }
 
 /// Running sums of any engine as input of ours.
@@ -151,18 +105,9 @@ fn a_dump_feeds_our_engine() {
     let (model, folder) = (tiny.model(), tempfile::tempdir().unwrap());
     let file = folder.path().join("dump.safetensors");
     let mut whole = dump(&model);
-    whole
-        .tensors
-        .retain(|key, _| matches!(key.stage, Stage::Out | Stage::Embed));
+    whole.tensors.retain(|key, _| matches!(key.stage, Stage::Out | Stage::Embed));
     write(&whole, &file);
-    let base = [
-        "layers",
-        "all",
-        "--model",
-        text(&model),
-        "--input",
-        text(&file),
-    ];
+    let base = ["layers", "all", "--model", text(&model), "--input", text(&file)];
     let run = report(&base, 0);
     assert_eq!((run.rows.len(), run.question.calls), (14, vec![4, 1, 1]));
     whole.tensors.remove(&StageKey::layer(4, Stage::Out));

@@ -3,43 +3,24 @@
 
 /// Mutants that cannot show in the first layer of their kind, where they do, and why.
 pub const LATE: [(&str, usize, &str); 7] = [
-    (
-        "r1-oldest-bank-missing",
-        3,
-        "layer 3 opens the second block: the first with two banks",
-    ),
-    (
-        "r5-mixed-sum-banked",
-        3,
-        "in layer 0 the mix is the sum; layer 3 banks next",
-    ),
+    ("r1-oldest-bank-missing", 3, "layer 3 opens the second block: the first with two banks"),
+    ("r5-mixed-sum-banked", 3, "in layer 0 the mix is the sum; layer 3 banks next"),
     ("r5-only-the-embedding-banked", 3, "layer 3 banks next"),
-    (
-        "k13-slot-of-another-layer",
-        1,
-        "the slot of layer 0 is the right one for layer 0",
-    ),
+    ("k13-slot-of-another-layer", 1, "the slot of layer 0 is the right one for layer 0"),
     ("k13-slots-counted-by-layer", 1, "layer 0 is counted alike"),
     (
         "m8-cache-of-another-layer",
         7,
         "the cache of layer 3 is the right one for layer 3; layer 7 is the next of its kind",
     ),
-    (
-        "a11-expert-of-another-layer",
-        2,
-        "layer 1 is the first with experts",
-    ),
+    ("a11-expert-of-another-layer", 2, "layer 1 is the first with experts"),
 ];
 
 /// Mutants that the checkpoint itself refutes, and what the refusal names: a layer of another kind
 /// asks for tensors that no file has.
 pub const REFUSED: [(&str, &str); 2] = [
     ("l1-zero-based", "layers.3.self_attn.A_log: missing"),
-    (
-        "l2-one-dense-layer-too-many",
-        "layers.1.mlp.gate_proj.weight: missing",
-    ),
+    ("l2-one-dense-layer-too-many", "layers.1.mlp.gate_proj.weight: missing"),
 ];
 
 /// Mutants that no layer shows, by the kernel whose fixtures do: the one the clause is about. They
@@ -56,10 +37,7 @@ pub const KERNELS: [(&str, &[&str]); 9] = [
             "a1-largest-scales-clamped",
         ],
     ),
-    (
-        "bf16-widen",
-        &["a1-bf16-subnormals-flushed", "a1-bf16-through-f16"],
-    ),
+    ("bf16-widen", &["a1-bf16-subnormals-flushed", "a1-bf16-through-f16"]),
     ("elementary", &["a10-exp-flushes-subnormals"]),
     (
         "row-product",
@@ -84,11 +62,7 @@ pub const KERNELS: [(&str, &[&str]); 9] = [
     ("moe-sum", &["a9-order-of-arrival"]),
     (
         "router",
-        &[
-            "e2-ties-to-the-higher-index",
-            "e2-one-expert-twice",
-            "e4-one-expert-renormalised",
-        ],
+        &["e2-ties-to-the-higher-index", "e2-one-expert-twice", "e4-one-expert-renormalised"],
     ),
 ];
 
@@ -124,10 +98,7 @@ const WHERE: &[(&str, &[&str])] = &[
     ("K10", &["kda.o", "kda.state"]),
     ("K11", &["kda.o", "kda.state"]),
     ("K12", &["KDA attn_out"]),
-    (
-        "K13",
-        &["kda.q", "kda.k", "kda.v", "kda.o", "kda.state", "kda.conv"],
-    ),
+    ("K13", &["kda.q", "kda.k", "kda.v", "kda.o", "kda.state", "kda.conv"]),
     ("M1", &["mla.q", "mla.o"]),
     ("M2", &["mla.latent"]),
     ("M3", &["mla.k_rope", "mla.o"]),
@@ -164,19 +135,7 @@ const WHERE: &[(&str, &[&str])] = &[
     ("A8", &["kda.o", "kda.state"]),
     ("A9", &["moe.sum", "moe.shared", "dense mlp_out"]),
     ("A10", FUNCTIONS),
-    (
-        "A11",
-        &[
-            "kda.q",
-            "kda.k",
-            "kda.v",
-            "kda.o",
-            "kda.state",
-            "kda.conv",
-            "mla.o",
-            "moe.sum",
-        ],
-    ),
+    ("A11", &["kda.q", "kda.k", "kda.v", "kda.o", "kda.state", "kda.conv", "mla.o", "moe.sum"]),
     ("A12", FUNCTIONS),
 ];
 
@@ -228,15 +187,8 @@ const PRODUCTS: &[&str] = &[
     "logits",
     "embed",
 ];
-const SUMS: &[&str] = &[
-    "attn_mix",
-    "mlp_mix",
-    "final_mix",
-    "kda.o",
-    "mla.o",
-    "moe.sum",
-    "router_weights",
-];
+const SUMS: &[&str] =
+    &["attn_mix", "mlp_mix", "final_mix", "kda.o", "mla.o", "moe.sum", "router_weights"];
 const SOFTMAXES: &[&str] = &["attn_mix", "mlp_mix", "final_mix", "mla.o"];
 const FUNCTIONS: &[&str] = &[
     "attn_mix",
@@ -260,13 +212,10 @@ const FUNCTIONS: &[&str] = &[
 /// Whether a mistake in one of the clauses may first show at that stage of such a layer.
 pub fn is_expected(clauses: &[&str], kind: &str, stage: &str) -> bool {
     let stages_of = |clause: &&str| WHERE.iter().find(|(id, _)| id == clause).unwrap().1;
-    clauses
-        .iter()
-        .flat_map(stages_of)
-        .any(|place| match place.split_once(' ') {
-            Some((only, name)) => name == stage && kind.contains(only),
-            None => *place == stage,
-        })
+    clauses.iter().flat_map(stages_of).any(|place| match place.split_once(' ') {
+        Some((only, name)) => name == stage && kind.contains(only),
+        None => *place == stage,
+    })
 }
 
 /// The first layer of the tiny model that has such a stage: KDA in 0, experts from 1, MLA in 3. The

@@ -32,22 +32,11 @@ use super::Tiny;
 const LAYER: &str = "language_model.model.layers.";
 
 /// Layers of the chain: both kinds of attention, both MLPs, a second bank.
-const CHAINED: [Step; 6] = [
-    Step::Embed,
-    Step::Layer(0),
-    Step::Layer(1),
-    Step::Layer(2),
-    Step::Layer(3),
-    Step::Layer(4),
-];
+const CHAINED: [Step; 6] =
+    [Step::Embed, Step::Layer(0), Step::Layer(1), Step::Layer(2), Step::Layer(3), Step::Layer(4)];
 
 /// Layers of drawn input: a block's first layer, the last layer, and what closes the model.
-const DRAWN: [Step; 4] = [
-    Step::Layer(6),
-    Step::Layer(7),
-    Step::Layer(12),
-    Step::Closing,
-];
+const DRAWN: [Step; 4] = [Step::Layer(6), Step::Layer(7), Step::Layer(12), Step::Closing];
 
 /// What came of a mutant: where the first stage beyond its budget is, or that it did not get so
 /// far.
@@ -99,11 +88,7 @@ impl Bench {
         input: Input,
         (calls, threads): (Vec<usize>, usize),
     ) -> Result<Run<'_, dyn Operations>, EngineError> {
-        let options = EngineOptions {
-            threads,
-            chunk_tokens: calls[0],
-            mla_norm_eps: MLA_NORM_EPS,
-        };
+        let options = EngineOptions { threads, chunk_tokens: calls[0], mla_norm_eps: MLA_NORM_EPS };
         let checkpoint = Arc::clone(&self.checkpoint);
         let engine = EngineSubject::new(operations, &self.config, checkpoint, options)?;
         Ok(Run {
@@ -157,13 +142,7 @@ impl Bench {
         ];
         // Three threads divide few of the model's widths.
         for (input, threads) in [(inputs[0], 1), (inputs[1], 1), (inputs[0], 3)] {
-            let run = || {
-                self.rows(
-                    mutant.operations(),
-                    input(),
-                    (vec![14, 1, 1, 1, 1], threads),
-                )
-            };
+            let run = || self.rows(mutant.operations(), input(), (vec![14, 1, 1, 1, 1], threads));
             let rows = match catch_unwind(AssertUnwindSafe(run)) {
                 Err(_) => return Fate::Refused("it panics".to_owned()),
                 Ok(Err(error)) => return Fate::Refused(error),
@@ -214,9 +193,7 @@ impl Damage {
     fn plant(self, folder: &Path, config: &RawConfig, layer: usize) -> &'static str {
         let checkpoint = Checkpoint::open(folder).unwrap();
         let poke = |name: &str, bytes: &[u8]| {
-            let info = checkpoint
-                .tensor(&format!("{LAYER}{layer}.{name}"))
-                .unwrap();
+            let info = checkpoint.tensor(&format!("{LAYER}{layer}.{name}")).unwrap();
             let shard = checkpoint.shard_path(info.shard);
             let file = File::options().write(true).open(shard).unwrap();
             let end = info.offset + info.byte_len;
@@ -229,10 +206,7 @@ impl Damage {
             }
             Self::NanScales => {
                 for expert in 0..config.num_experts {
-                    poke(
-                        &format!("block_sparse_moe.experts.{expert}.w2.weight_scale"),
-                        &[255],
-                    );
+                    poke(&format!("block_sparse_moe.experts.{expert}.w2.weight_scale"), &[255]);
                 }
                 "255"
             }
@@ -244,10 +218,8 @@ impl Damage {
 fn engine_mutants_are_killed_in_the_layer_and_at_the_stage_of_their_clause() {
     let tiny = Tiny::open();
     let bench = Bench::open(&tiny, &tiny.model());
-    let fates: Vec<(EngineMutant, Fate)> = mutants()
-        .into_par_iter()
-        .map(|mutant| (mutant, bench.fate(&mutant)))
-        .collect();
+    let fates: Vec<(EngineMutant, Fate)> =
+        mutants().into_par_iter().map(|mutant| (mutant, bench.fate(&mutant))).collect();
     let (mut survivors, mut elsewhere) = (Vec::new(), Vec::new());
     for (mutant, fate) in &fates {
         println!("{} {:?}: {fate:?}", mutant.id, mutant.clauses);
@@ -298,10 +270,7 @@ fn engine_mutants_that_forgive_damage_are_told_by_who_refuses_the_layer() {
         let right = bench.refusal(Arc::new(Contract::fastest()), layer);
         assert!(matches!(right, RunError::Engine(_)), "{id}: {right}");
         assert!(right.to_string().contains(named), "{id}: {right}");
-        let mutant = mutants()
-            .into_iter()
-            .find(|mutant| mutant.id == id)
-            .unwrap();
+        let mutant = mutants().into_iter().find(|mutant| mutant.id == id).unwrap();
         let forgiven = bench.refusal(mutant.operations(), layer);
         assert!(
             matches!(forgiven, RunError::Again(_) | RunError::Reference(_)),
@@ -373,10 +342,6 @@ fn the_last_call_is_computed_again_from_the_state_before_it() {
         let wrong = mutant.unwrap().operations();
         let (_, differing) = last_call(&bench, &wrong, &CHAINED, chain());
         let (found, at, index) = differing.unwrap();
-        assert_eq!(
-            (found, at.as_str(), index[0]),
-            (Some(layer), stage, 17),
-            "{id}"
-        );
+        assert_eq!((found, at.as_str(), index[0]), (Some(layer), stage, 17), "{id}");
     }
 }

@@ -98,12 +98,7 @@ fn a_dump_in_few_bits_passes_in_its_precision_and_in_no_finer_one() {
         assert_eq!(run.first_divergence.unwrap().at, "layers.0.attn_norm");
         // Widened to F32, as many tools write it.
         judged(&right, Precision::F32, &[], 1);
-        judged(
-            &right,
-            Precision::F32,
-            &["--precision", precision.name()],
-            0,
-        );
+        judged(&right, Precision::F32, &["--precision", precision.name()], 0);
 
         // Without the layer's input there is no comparison end to end, so no verdict.
         let mut partial = right.clone();
@@ -167,10 +162,7 @@ fn bf16_budgets_see_the_mutants_of_the_reference() {
         stages: None,
     };
     let rows = |dump: &StageDump, key: StageKey| match &dump.tensors[&key].values {
-        StageValues::Real(values) => Rows {
-            width: config.hidden_size,
-            values: values.clone(),
-        },
+        StageValues::Real(values) => Rows { width: config.hidden_size, values: values.clone() },
         StageValues::Ids(_) => unreachable!(),
     };
     let pass = judge.pass(&AsComputed);

@@ -10,42 +10,12 @@ use super::{Tiny, expect, report, text};
 
 /// Layer, two names below `layers.N.`, and the first stage that must differ.
 const SWAPS: &[(usize, &str, &str, &str)] = &[
-    (
-        1,
-        "self_attn.q_proj.weight",
-        "self_attn.k_proj.weight",
-        "kda.q",
-    ),
-    (
-        1,
-        "self_attn.q_conv1d.weight",
-        "self_attn.v_conv1d.weight",
-        "kda.q",
-    ),
-    (
-        1,
-        "self_attn.k_proj.weight",
-        "self_attn.g_proj.weight",
-        "kda.k",
-    ),
-    (
-        1,
-        "input_layernorm.weight",
-        "post_attention_layernorm.weight",
-        "attn_norm",
-    ),
-    (
-        1,
-        "self_attention_res_norm.weight",
-        "mlp_res_norm.weight",
-        "attn_mix",
-    ),
-    (
-        1,
-        "self_attention_res_proj.weight",
-        "mlp_res_proj.weight",
-        "attn_mix",
-    ),
+    (1, "self_attn.q_proj.weight", "self_attn.k_proj.weight", "kda.q"),
+    (1, "self_attn.q_conv1d.weight", "self_attn.v_conv1d.weight", "kda.q"),
+    (1, "self_attn.k_proj.weight", "self_attn.g_proj.weight", "kda.k"),
+    (1, "input_layernorm.weight", "post_attention_layernorm.weight", "attn_norm"),
+    (1, "self_attention_res_norm.weight", "mlp_res_norm.weight", "attn_mix"),
+    (1, "self_attention_res_proj.weight", "mlp_res_proj.weight", "attn_mix"),
     (
         1,
         "block_sparse_moe.experts.0.w1.weight_packed",
@@ -77,30 +47,10 @@ const ACROSS: &[(usize, usize, &str, &str)] = &[
     (1, 2, "self_attn.b_proj.weight", "kda.beta"),
     (1, 2, "self_attn.o_norm.weight", "attn_out"),
     (1, 2, "block_sparse_moe.gate.weight", "router_scores"),
-    (
-        1,
-        2,
-        "block_sparse_moe.gate.e_score_correction_bias",
-        "router_ids",
-    ),
-    (
-        1,
-        2,
-        "block_sparse_moe.routed_expert_down_proj.weight",
-        "moe.latent",
-    ),
-    (
-        1,
-        2,
-        "block_sparse_moe.routed_expert_norm.weight",
-        "mlp_out",
-    ),
-    (
-        1,
-        2,
-        "block_sparse_moe.routed_expert_up_proj.weight",
-        "mlp_out",
-    ),
+    (1, 2, "block_sparse_moe.gate.e_score_correction_bias", "router_ids"),
+    (1, 2, "block_sparse_moe.routed_expert_down_proj.weight", "moe.latent"),
+    (1, 2, "block_sparse_moe.routed_expert_norm.weight", "mlp_out"),
+    (1, 2, "block_sparse_moe.routed_expert_up_proj.weight", "mlp_out"),
 ];
 
 fn copy(from: &Path, to: &Path) {
@@ -121,15 +71,9 @@ fn swap(folder: &Path, one: &str, other: &str) {
     use k3_verify::checkpoint::Checkpoint;
     use std::os::unix::fs::FileExt as _;
     let checkpoint = Checkpoint::open(folder).unwrap();
-    let (a, b) = (
-        checkpoint.tensor(one).unwrap(),
-        checkpoint.tensor(other).unwrap(),
-    );
+    let (a, b) = (checkpoint.tensor(one).unwrap(), checkpoint.tensor(other).unwrap());
     assert_eq!((a.dtype, a.shape), (b.dtype, b.shape), "{one} {other}");
-    let bytes = [
-        checkpoint.read(one).unwrap(),
-        checkpoint.read(other).unwrap(),
-    ];
+    let bytes = [checkpoint.read(one).unwrap(), checkpoint.read(other).unwrap()];
     assert_ne!(bytes[0], bytes[1], "{one} and {other} are alike");
     for (place, bytes) in [(a, &bytes[1]), (b, &bytes[0])] {
         let path = checkpoint.shard_path(place.shard);
@@ -164,24 +108,13 @@ fn swapped_tensors_are_caught_and_located_for_each_class() {
         let run = report(&arguments, 1);
         let row = &run.rows[0];
         assert_eq!(row.verdict, Verdict::Fail);
-        assert_eq!(
-            row.first_divergence().unwrap().stage,
-            stage,
-            "{one} for {two}"
-        );
+        assert_eq!(row.first_divergence().unwrap().stage, stage, "{one} for {two}");
         let at = &run.first_divergence.as_ref().unwrap().at;
         assert_eq!(*at, format!("layers.{layer}.{stage}"));
         swap(&other, &one, &two);
     }
     // The copy is whole again, or the next pair would be caught by the last one.
-    let base = [
-        "layers",
-        "0..3",
-        "--model",
-        text(&model),
-        "--reference-model",
-        text(&other),
-    ];
+    let base = ["layers", "0..3", "--model", text(&model), "--reference-model", text(&other)];
     expect(&base, 0);
 }
 
@@ -193,18 +126,13 @@ fn swapped_tensors_outside_the_layers_are_caught_and_located() {
     let folder = tempfile::tempdir().unwrap();
     let other = folder.path().join("copy");
     copy(&model, &other);
-    let (embed, head) = (
-        "language_model.model.embed_tokens.weight",
-        "language_model.lm_head.weight",
-    );
-    let (norm, mix) = (
-        "language_model.model.norm.weight",
-        "language_model.model.output_attn_res_norm.weight",
-    );
-    for (one, two, places) in [
-        (embed, head, &["embed", "logits"][..]),
-        (norm, mix, &["final_mix", "final_norm"]),
-    ] {
+    let (embed, head) =
+        ("language_model.model.embed_tokens.weight", "language_model.lm_head.weight");
+    let (norm, mix) =
+        ("language_model.model.norm.weight", "language_model.model.output_attn_res_norm.weight");
+    for (one, two, places) in
+        [(embed, head, &["embed", "logits"][..]), (norm, mix, &["final_mix", "final_norm"])]
+    {
         swap(&other, one, two);
         let base = ["layers", "all", "--model", text(&model)];
         let arguments = [&base[..], &["--reference-model", text(&other)]].concat();

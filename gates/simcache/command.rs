@@ -56,19 +56,11 @@ fn a_one_request_trace_ends_with_a_sensible_report() {
     let hits = folder.file("hits.bin", &pairs(&[(1, 5); 40]));
     for (trace, rate) in [(&one, "0.00"), (&hits, "97.50")] {
         let out = folder.path("out");
-        let output = expect(
-            &[trace, "--slots", "1", "--requests", "single", "--out", &out],
-            0,
-        );
+        let output = expect(&[trace, "--slots", "1", "--requests", "single", "--out", &out], 0);
         let report = text(&output.stdout);
         assert!(report.contains("1 distinct experts"), "{report}");
         assert!(report.contains(rate), "{report}");
-        for file in [
-            "report.json",
-            "report.txt",
-            "report.html",
-            "hit-rate-recorded.svg",
-        ] {
+        for file in ["report.json", "report.txt", "report.html", "hit-rate-recorded.svg"] {
             assert!(Path::new(&out).join(file).exists(), "{file}");
         }
         // Without any options, too.
@@ -79,24 +71,15 @@ fn a_one_request_trace_ends_with_a_sensible_report() {
 #[test]
 fn json_is_the_report_and_the_folder_holds_the_same() {
     let folder = Folder::new();
-    let bytes = recorded(
-        &small_zipf(6),
-        9,
-        PolicyName::LayerCycle,
-        Requests::Batch,
-        Reserve::Late,
-        0,
-    );
+    let bytes =
+        recorded(&small_zipf(6), 9, PolicyName::LayerCycle, Requests::Batch, Reserve::Late, 0);
     let trace = folder.file("trace.k3t", &bytes);
     let out = folder.path("deep/er/out");
     let output = expect(&[&trace, "--format", "json", "--out", &out], 0);
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(json["schema"], "k3-verify.simcache");
     assert_eq!(json["schema_version"], 1);
-    assert_eq!(
-        json["recorded_runs"][0]["difference"],
-        serde_json::Value::Null
-    );
+    assert_eq!(json["recorded_runs"][0]["difference"], serde_json::Value::Null);
     assert_eq!(json["provenance"]["traces"][0], trace);
     let file = std::fs::read(Path::new(&out).join("report.json")).unwrap();
     assert_eq!(file, output.stdout);
@@ -136,14 +119,7 @@ fn usage_errors_are_2() {
     ] {
         expect(&arguments, 2);
     }
-    let bytes = recorded(
-        &small_zipf(6),
-        9,
-        PolicyName::Lru,
-        Requests::Batch,
-        Reserve::Late,
-        0,
-    );
+    let bytes = recorded(&small_zipf(6), 9, PolicyName::Lru, Requests::Batch, Reserve::Late, 0);
     let stated = folder.file("trace.k3t", &bytes);
     let output = expect(&[&stated, "--top-k", "4"], 2);
     assert!(text(&output.stderr).contains("states 3"));
@@ -165,18 +141,7 @@ fn unreadable_or_corrupt_input_is_3_and_names_the_file() {
     // Another model's trace is refused until its sizes are given.
     let other = folder.file("other.bin", &pairs(&[(100, 900)]));
     assert!(text(&expect(&[&other], 3).stderr).contains("hint: a trace of another model"));
-    expect(
-        &[
-            &other,
-            "--model-layers",
-            "128",
-            "--experts",
-            "1024",
-            "--top-k",
-            "8",
-        ],
-        0,
-    );
+    expect(&[&other, "--model-layers", "128", "--experts", "1024", "--top-k", "8"], 0);
 }
 
 #[test]
@@ -202,14 +167,7 @@ fn nothing_to_study_is_4() {
 fn disagreement_is_1() {
     let folder = Folder::new();
     let trace = small_zipf(6);
-    let mut bytes = recorded(
-        &trace,
-        9,
-        PolicyName::Lru,
-        Requests::Batch,
-        Reserve::Late,
-        0,
-    );
+    let mut bytes = recorded(&trace, 9, PolicyName::Lru, Requests::Batch, Reserve::Late, 0);
     // The header states other slots than the cache had; the checksum is made to fit.
     bytes[88..92].copy_from_slice(&10_u32.to_le_bytes());
     let end = bytes.len() - 56;
@@ -218,14 +176,7 @@ fn disagreement_is_1() {
     let wrong = folder.file("wrong.k3t", &bytes);
     let output = expect(&[&wrong], 1);
     assert!(text(&output.stdout).contains("DIFFERS: decision"));
-    let good = recorded(
-        &trace,
-        9,
-        PolicyName::Lru,
-        Requests::Batch,
-        Reserve::Late,
-        0,
-    );
+    let good = recorded(&trace, 9, PolicyName::Lru, Requests::Batch, Reserve::Late, 0);
     let good = folder.file("good.k3t", &good);
     let ladder = folder.file("ladder.tsv", b"cache_slots\texpert_hit_true\n9\t99.0\n");
     expect(&[&good, "--measured", &ladder], 1);
@@ -252,14 +203,7 @@ fn a_closed_pipe_is_quiet() {
 #[test]
 fn csv_holds_the_order_that_is_studied() {
     let folder = Folder::new();
-    let bytes = recorded(
-        &small_zipf(6),
-        9,
-        PolicyName::Lru,
-        Requests::Batch,
-        Reserve::Late,
-        0,
-    );
+    let bytes = recorded(&small_zipf(6), 9, PolicyName::Lru, Requests::Batch, Reserve::Late, 0);
     let trace = folder.file("trace.k3t", &bytes);
     let csv = folder.path("trace.csv");
     expect(&[&trace, "--csv", &csv, "--layers", "2..3"], 0);

@@ -21,18 +21,10 @@ const WORKING_SET: usize = 1472;
 const TENTHS: [usize; 9] = [2, 3, 4, 5, 6, 7, 8, 9, 10];
 const ABOVE: [usize; 5] = [1823, 2208, 2944, 4416, 7294];
 const SEEDS: [u64; 3] = [9001, 9002, 9003];
-const OTHERS: [PolicyName; 3] = [
-    PolicyName::S3Fifo,
-    PolicyName::Random,
-    PolicyName::LayerCycle,
-];
+const OTHERS: [PolicyName; 3] = [PolicyName::S3Fifo, PolicyName::Random, PolicyName::LayerCycle];
 
 fn capacities() -> Vec<usize> {
-    TENTHS
-        .iter()
-        .map(|tenths| WORKING_SET * tenths / 10)
-        .chain(ABOVE)
-        .collect()
+    TENTHS.iter().map(|tenths| WORKING_SET * tenths / 10).chain(ABOVE).collect()
 }
 
 /// Decode hit rates of one trace: LRU, S3-FIFO, random, ours, the optimum; by capacity.
@@ -57,13 +49,7 @@ fn rates(exponent_quarters: u32, kept_share: (u64, u64), seed: u64) -> Vec<[f64;
                 let policy = name.build(&workload.shape, slots);
                 rate(&replay(&workload, slots, policy, Reserve::Late).unwrap())
             });
-            [
-                rate(&lru.by_window(slots)),
-                s3,
-                random,
-                ours,
-                rate(&optimum.by_window(slots)),
-            ]
+            [rate(&lru.by_window(slots)), s3, random, ours, rate(&optimum.by_window(slots))]
         })
         .collect()
 }
@@ -75,14 +61,9 @@ fn layer_cycle_beats_the_others_where_memory_is_short_and_never_loses_a_point() 
          \n\
          and 16 single ones, Zipf popularity per layer, a share of a layer's experts kept.\n",
     );
-    for (quarters, kept) in [
-        (2, (1, 3)),
-        (3, (1, 3)),
-        (4, (1, 3)),
-        (5, (1, 3)),
-        (3, (0, 3)),
-        (3, (2, 3)),
-    ] {
+    for (quarters, kept) in
+        [(2, (1, 3)), (3, (1, 3)), (4, (1, 3)), (5, (1, 3)), (3, (0, 3)), (3, (2, 3))]
+    {
         let mut means = vec![[0.0; 5]; capacities().len()];
         for seed in SEEDS {
             for (place, rates) in rates(quarters, kept, seed).into_iter().enumerate() {
@@ -97,10 +78,7 @@ fn layer_cycle_beats_the_others_where_memory_is_short_and_never_loses_a_point() 
                 }
             }
         }
-        table += &format!(
-            "\nexponent {quarters}/4, kept {}/{}\n   slots",
-            kept.0, kept.1
-        );
+        table += &format!("\nexponent {quarters}/4, kept {}/{}\n   slots", kept.0, kept.1);
         table += &format!(
             "{:>9}{:>9}{:>9}{:>13}{:>9}\n",
             "lru", "s3-fifo", "random", "layer-cycle", "optimum"

@@ -30,11 +30,7 @@ fn with_records(records: &[(u32, &[u32])]) -> Vec<u8> {
         bytes.extend(kind.to_le_bytes());
         bytes.extend((words.len() as u32).to_le_bytes());
         bytes.extend(words.iter().flat_map(|word| word.to_le_bytes()));
-        requests += if *kind == 3 {
-            words.len().saturating_sub(2) as u32
-        } else {
-            0
-        };
+        requests += if *kind == 3 { words.len().saturating_sub(2) as u32 } else { 0 };
     }
     end(bytes, [records.len() as u32, 0, requests, 0])
 }
@@ -68,10 +64,7 @@ fn the_good_trace_is_good() {
     let trace = parse(&good(), &ModelShape::K3).unwrap();
     assert_eq!(trace.requests, [15, 16, 17]);
     let same = with_records(&[STEP, CHUNK, DEMAND]);
-    assert_eq!(
-        parse(&same, &ModelShape::K3).unwrap().requests,
-        [15, 16, 17]
-    );
+    assert_eq!(parse(&same, &ModelShape::K3).unwrap().requests, [15, 16, 17]);
 }
 
 #[test]
@@ -84,10 +77,7 @@ fn io() {
 fn too_large() {
     let folder = tempfile::tempdir().unwrap();
     let path = folder.path().join("sparse");
-    std::fs::File::create(&path)
-        .unwrap()
-        .set_len((4 << 30) + 8)
-        .unwrap();
+    std::fs::File::create(&path).unwrap().set_len((4 << 30) + 8).unwrap();
     let error = read(&path, &ModelShape::K3).unwrap_err();
     assert!(matches!(error, TraceError::TooLarge { .. }), "{error}");
 }
@@ -95,53 +85,32 @@ fn too_large() {
 #[test]
 fn empty() {
     assert!(matches!(error(&[]), TraceError::Empty));
-    assert!(matches!(
-        error(&with_records(&[STEP, CHUNK])),
-        TraceError::Empty
-    ));
+    assert!(matches!(error(&with_records(&[STEP, CHUNK])), TraceError::Empty));
 }
 
 #[test]
 fn half_record() {
     for extra in 1..8 {
         let bytes = vec![0; 16 + extra];
-        assert!(
-            matches!(error(&bytes), TraceError::HalfRecord { .. }),
-            "{extra}"
-        );
+        assert!(matches!(error(&bytes), TraceError::HalfRecord { .. }), "{extra}");
     }
 }
 
 #[test]
 fn byte_swapped() {
-    let bytes: Vec<u8> = [1_i32, 5]
-        .iter()
-        .flat_map(|value| value.to_be_bytes())
-        .collect();
-    assert!(matches!(
-        error(&bytes),
-        TraceError::ByteSwapped { record: 0, .. }
-    ));
+    let bytes: Vec<u8> = [1_i32, 5].iter().flat_map(|value| value.to_be_bytes()).collect();
+    assert!(matches!(error(&bytes), TraceError::ByteSwapped { record: 0, .. }));
 }
 
 #[test]
 fn negative_layer() {
-    assert!(matches!(
-        error(&pairs(&[(-1, 0)])),
-        TraceError::NegativeLayer { layer: -1, .. }
-    ));
+    assert!(matches!(error(&pairs(&[(-1, 0)])), TraceError::NegativeLayer { layer: -1, .. }));
 }
 
 #[test]
 fn negative_expert() {
     let error = error(&pairs(&[(1, 0), (1, i32::MIN)]));
-    assert!(matches!(
-        error,
-        TraceError::NegativeExpert {
-            record: 1,
-            expert: i32::MIN
-        }
-    ));
+    assert!(matches!(error, TraceError::NegativeExpert { record: 1, expert: i32::MIN }));
 }
 
 #[test]
@@ -149,25 +118,12 @@ fn layer_out_of_range() {
     let headerless = error(&pairs(&[(93, 0)]));
     assert!(matches!(
         headerless,
-        TraceError::LayerOutOfRange {
-            layer: 93,
-            first: 0,
-            last: 92,
-            ..
-        }
+        TraceError::LayerOutOfRange { layer: 93, first: 0, last: 92, .. }
     ));
     // A header says which layers have experts: layer 0 of this model has none.
     for layer in [0, 6, u32::MAX] {
         let error = error(&with_records(&[STEP, CHUNK, (3, &[layer, 0, 3, 4, 5])]));
-        assert!(matches!(
-            error,
-            TraceError::LayerOutOfRange {
-                record: 2,
-                first: 1,
-                last: 5,
-                ..
-            }
-        ));
+        assert!(matches!(error, TraceError::LayerOutOfRange { record: 2, first: 1, last: 5, .. }));
     }
 }
 
@@ -178,14 +134,7 @@ fn expert_out_of_range() {
         TraceError::ExpertOutOfRange { expert: 896, .. }
     ));
     let error = error(&with_records(&[STEP, CHUNK, (3, &[1, 0, 3, 4, 12])]));
-    assert!(matches!(
-        error,
-        TraceError::ExpertOutOfRange {
-            record: 2,
-            expert: 12,
-            count: 12
-        }
-    ));
+    assert!(matches!(error, TraceError::ExpertOutOfRange { record: 2, expert: 12, count: 12 }));
 }
 
 #[test]
@@ -199,22 +148,13 @@ fn magic_mangled() {
 #[test]
 fn unsupported_version() {
     let error = header_word(8, 2);
-    assert!(matches!(
-        error,
-        TraceError::UnsupportedVersion {
-            version: 2,
-            known: 1
-        }
-    ));
+    assert!(matches!(error, TraceError::UnsupportedVersion { version: 2, known: 1 }));
 }
 
 #[test]
 fn header_cut() {
     for length in 8..HEADER_BYTES {
-        assert!(
-            matches!(error(&good()[..length]), TraceError::HeaderCut { .. }),
-            "{length}"
-        );
+        assert!(matches!(error(&good()[..length]), TraceError::HeaderCut { .. }), "{length}");
     }
 }
 
@@ -252,10 +192,7 @@ fn cut_record_and_no_end_record() {
     let bytes = good();
     for length in HEADER_BYTES..bytes.len() {
         let error = error(&bytes[..length]);
-        let cut = matches!(
-            error,
-            TraceError::CutRecord { .. } | TraceError::NoEndRecord { .. }
-        );
+        let cut = matches!(error, TraceError::CutRecord { .. } | TraceError::NoEndRecord { .. });
         assert!(cut, "{length}: {error}");
     }
     let length = with_records(&[STEP]).len() - (8 + 48);
@@ -268,29 +205,20 @@ fn cut_record_with_a_huge_word_count() {
     let mut bytes = good()[..HEADER_BYTES].to_vec();
     bytes.extend(3_u32.to_le_bytes());
     bytes.extend(u32::MAX.to_le_bytes());
-    assert!(matches!(
-        error(&bytes),
-        TraceError::CutRecord { record: 0, .. }
-    ));
+    assert!(matches!(error(&bytes), TraceError::CutRecord { record: 0, .. }));
 }
 
 #[test]
 fn bytes_after_end() {
     let mut bytes = good();
     bytes.push(0);
-    assert!(matches!(
-        error(&bytes),
-        TraceError::BytesAfterEnd { bytes: 1 }
-    ));
+    assert!(matches!(error(&bytes), TraceError::BytesAfterEnd { bytes: 1 }));
 }
 
 #[test]
 fn unknown_record() {
     let error = error(&with_records(&[STEP, (9, &[])]));
-    assert!(matches!(
-        error,
-        TraceError::UnknownRecord { record: 1, kind: 9 }
-    ));
+    assert!(matches!(error, TraceError::UnknownRecord { record: 1, kind: 9 }));
 }
 
 #[test]
@@ -305,11 +233,7 @@ fn record_length() {
         ((5, &[1, 2, 0][..]), "decision"),
     ] {
         match error(&with_records(&[STEP, CHUNK, record])) {
-            TraceError::RecordLength {
-                kind: named,
-                record: 2,
-                ..
-            } => assert_eq!(named, kind),
+            TraceError::RecordLength { kind: named, record: 2, .. } => assert_eq!(named, kind),
             other => panic!("{kind}: {other}"),
         }
     }
@@ -324,25 +248,13 @@ fn unknown_phase() {
 #[test]
 fn positions_outside() {
     let outside = |records: &[(u32, &[u32])]| {
-        matches!(
-            error(&with_records(records)),
-            TraceError::PositionsOutside { .. }
-        )
+        matches!(error(&with_records(records)), TraceError::PositionsOutside { .. })
     };
     assert!(outside(&[(1, &[1, 0, 0])]), "a step of no positions");
-    assert!(
-        outside(&[(1, &[1, u32::MAX, 2])]),
-        "a step past the end of numbers"
-    );
-    assert!(
-        outside(&[STEP, (2, &[3, 2])]),
-        "a chunk that leaves its step"
-    );
+    assert!(outside(&[(1, &[1, u32::MAX, 2])]), "a step past the end of numbers");
+    assert!(outside(&[STEP, (2, &[3, 2])]), "a chunk that leaves its step");
     assert!(outside(&[STEP, (2, &[u32::MAX, 2])]));
-    assert!(
-        outside(&[STEP, (2, &[0, 2]), (3, &[1, 2, 3, 4, 5])]),
-        "a demand outside its chunk"
-    );
+    assert!(outside(&[STEP, (2, &[0, 2]), (3, &[1, 2, 3, 4, 5])]), "a demand outside its chunk");
 }
 
 #[test]
@@ -353,23 +265,13 @@ fn outside_of() {
     assert!(outside(&[CHUNK]));
     assert!(outside(&[STEP, DEMAND]));
     assert!(outside(&[STEP, (4, &[1, 2])]));
-    assert!(
-        outside(&[STEP, CHUNK, STEP, DEMAND]),
-        "the chunk belongs to the step before"
-    );
+    assert!(outside(&[STEP, CHUNK, STEP, DEMAND]), "the chunk belongs to the step before");
 }
 
 #[test]
 fn expert_twice() {
     let error = error(&with_records(&[STEP, CHUNK, (3, &[1, 0, 3, 4, 3])]));
-    assert!(matches!(
-        error,
-        TraceError::ExpertTwice {
-            layer: 1,
-            expert: 3,
-            ..
-        }
-    ));
+    assert!(matches!(error, TraceError::ExpertTwice { layer: 1, expert: 3, .. }));
 }
 
 #[test]
@@ -377,26 +279,15 @@ fn unknown_outcome() {
     let none = u32::MAX;
     for words in [[1, 3, 3, none, none], [1, 3, 0, 1, 3], [1, 3, 1, none, 3]] {
         let error = error(&with_records(&[STEP, CHUNK, DEMAND, (5, &words)]));
-        assert!(
-            matches!(error, TraceError::UnknownOutcome { record: 3, .. }),
-            "{words:?}"
-        );
+        assert!(matches!(error, TraceError::UnknownOutcome { record: 3, .. }), "{words:?}");
     }
 }
 
 #[test]
 fn decision_not_requested() {
     let none = u32::MAX;
-    let error = error(&with_records(&[
-        STEP,
-        CHUNK,
-        DEMAND,
-        (5, &[1, 4, 1, none, none]),
-    ]));
-    assert!(matches!(
-        error,
-        TraceError::DecisionNotRequested { decision: 0 }
-    ));
+    let error = error(&with_records(&[STEP, CHUNK, DEMAND, (5, &[1, 4, 1, none, none])]));
+    assert!(matches!(error, TraceError::DecisionNotRequested { decision: 0 }));
 }
 
 #[test]
@@ -410,20 +301,8 @@ fn end_counts() {
         }
     }
     let none = u32::MAX;
-    let short = error(&with_records(&[
-        STEP,
-        CHUNK,
-        DEMAND,
-        (5, &[1, 3, 1, none, none]),
-    ]));
-    assert!(matches!(
-        short,
-        TraceError::EndCounts {
-            what: "decisions",
-            counted: 1,
-            found: 3
-        }
-    ));
+    let short = error(&with_records(&[STEP, CHUNK, DEMAND, (5, &[1, 3, 1, none, none])]));
+    assert!(matches!(short, TraceError::EndCounts { what: "decisions", counted: 1, found: 3 }));
 }
 
 #[test]
@@ -433,17 +312,11 @@ fn checksum() {
     for at in 8..bytes.len() {
         let mut changed = bytes.clone();
         changed[at] ^= 1;
-        assert!(
-            parse(&changed, &ModelShape::K3).is_err(),
-            "byte {at} can be changed unnoticed"
-        );
+        assert!(parse(&changed, &ModelShape::K3).is_err(), "byte {at} can be changed unnoticed");
     }
     let mut changed = bytes;
     changed[60] ^= 0xff;
-    assert!(
-        matches!(error(&changed), TraceError::Checksum),
-        "the checkpoint identity"
-    );
+    assert!(matches!(error(&changed), TraceError::Checksum), "the checkpoint identity");
 }
 
 #[test]
@@ -451,20 +324,12 @@ fn different_models() {
     let mut first = parse(&good(), &ModelShape::K3).unwrap();
     let headerless = parse(&pairs(&[(1, 1)]), &ModelShape::K3).unwrap();
     let error = first.append(&headerless).unwrap_err();
-    assert!(matches!(
-        error,
-        TraceError::DifferentModels { what: "sizes" }
-    ));
+    assert!(matches!(error, TraceError::DifferentModels { what: "sizes" }));
     let identified = |byte: u8| {
         let mut trace = parse(&good(), &ModelShape::K3).unwrap();
         trace.header.as_mut().unwrap().checkpoint_identity = [byte; 32];
         trace
     };
     let error = identified(1).append(&identified(2)).unwrap_err();
-    assert!(matches!(
-        error,
-        TraceError::DifferentModels {
-            what: "checkpoint identities"
-        }
-    ));
+    assert!(matches!(error, TraceError::DifferentModels { what: "checkpoint identities" }));
 }

@@ -17,29 +17,17 @@ fn the_forecast_is_exact_at_all_twelve_budgets() {
     plan.ladder = Some(read(&path).unwrap());
     let measured = run(vec![trace], &plan).unwrap().measured.unwrap();
     assert!(measured.exact);
-    assert_eq!(
-        (measured.model, measured.rows.len(), measured.request_count),
-        ("early", 12, 1472)
-    );
+    assert_eq!((measured.model, measured.rows.len(), measured.request_count), ("early", 12, 1472));
     let hits: Vec<u64> = measured.rows.iter().map(|row| row.hits[0]).collect();
     assert_eq!(hits, [0, 0, 0, 0, 0, 0, 0, 440, 474, 487, 523, 644]);
-    let read: Vec<String> = measured
-        .rows
-        .iter()
-        .map(|row| format!("{:.2}", row.forecast_gb))
-        .collect();
-    let measured_gb: Vec<String> = measured
-        .rows
-        .iter()
-        .map(|row| format!("{:.2}", row.measured_gb.unwrap()))
-        .collect();
+    let read: Vec<String> =
+        measured.rows.iter().map(|row| format!("{:.2}", row.forecast_gb)).collect();
+    let measured_gb: Vec<String> =
+        measured.rows.iter().map(|row| format!("{:.2}", row.measured_gb.unwrap())).collect();
     assert_eq!(read, measured_gb);
     // What plain LRU gets differently is named: one hit more at the largest budget, no other.
-    let plain: Vec<&String> = measured
-        .differences
-        .iter()
-        .filter(|words| words.contains("(plain)"))
-        .collect();
+    let plain: Vec<&String> =
+        measured.differences.iter().filter(|words| words.contains("(plain)")).collect();
     assert_eq!(plain.len(), 1);
     assert!(plain[0].contains("6208 slots") && plain[0].contains("645 hits = 43.82 %"));
 }
@@ -57,21 +45,12 @@ fn every_wrong_ladder_is_refused_by_name() {
     let error = |text: &str| parse(text).unwrap_err();
     assert!(matches!(error(""), LadderError::Empty));
     assert!(matches!(error("# only\n\n"), LadderError::Empty));
-    assert!(matches!(
-        error("cache_slots\texpert_hit_true\n"),
-        LadderError::Empty
-    ));
-    assert!(matches!(
-        error("cache_slots\n1\n"),
-        LadderError::MissingColumn("expert_hit_true")
-    ));
+    assert!(matches!(error("cache_slots\texpert_hit_true\n"), LadderError::Empty));
+    assert!(matches!(error("cache_slots\n1\n"), LadderError::MissingColumn("expert_hit_true")));
     let twice = "cache_slots\texpert_hit_true\tcache_slots\n1\t2\t3\n";
     assert!(matches!(error(twice), LadderError::ColumnTwice(_)));
     let head = "cache_slots\texpert_hit_true\n";
-    assert!(matches!(
-        error(&format!("{head}1\n")),
-        LadderError::Ragged { line: 2, .. }
-    ));
+    assert!(matches!(error(&format!("{head}1\n")), LadderError::Ragged { line: 2, .. }));
     for (row, column) in [
         ("0\t1", "cache_slots"),
         ("-3\t1", "cache_slots"),
@@ -94,11 +73,7 @@ fn carriage_returns_and_comments_do_not_matter() {
     let text = "# made by bench\r\ncache_slots\texpert_hit_true\r\n28\t0.0\r\n2073\t29.89\r\n";
     let rungs = parse(text).unwrap();
     assert_eq!(
-        (
-            rungs[1].slot_count,
-            rungs[1].hit_percent,
-            rungs[1].hit_decimals
-        ),
+        (rungs[1].slot_count, rungs[1].hit_percent, rungs[1].hit_decimals),
         (2073, 29.89, 2)
     );
 }

@@ -34,9 +34,7 @@ pub const FLAT: ModelShape = ModelShape {
 /// The folder of outside data, or a printed NOT RUN.
 pub fn external(what: &str) -> Option<PathBuf> {
     let folder = std::env::var_os("K3_EXTERNAL").map(PathBuf::from);
-    let path = folder
-        .map(|folder| folder.join(what))
-        .filter(|path| path.exists());
+    let path = folder.map(|folder| folder.join(what)).filter(|path| path.exists());
     if path.is_none() {
         println!("NOT RUN: {what} is not there (K3_EXTERNAL)");
     }
@@ -74,10 +72,7 @@ pub fn recomputed(trace: &Trace, first_positions: u32, positions: u32) -> Trace 
     for prefix in first_positions..=positions {
         for layer in trace.layers() {
             for position in 0..prefix {
-                let row = trace
-                    .demands
-                    .iter()
-                    .find(|d| d.layer == layer && d.position == position);
+                let row = trace.demands.iter().find(|d| d.layer == layer && d.position == position);
                 requests.extend_from_slice(trace.experts(row.unwrap()));
             }
         }
@@ -88,10 +83,7 @@ pub fn recomputed(trace: &Trace, first_positions: u32, positions: u32) -> Trace 
 /// Hits of a policy.
 pub fn hits(workload: &Workload, slots: usize, policy: PolicyName) -> u64 {
     let policy = policy.build(&workload.shape, slots);
-    replay(workload, slots, policy, Reserve::Late)
-        .unwrap()
-        .iter()
-        .sum()
+    replay(workload, slots, policy, Reserve::Late).unwrap().iter().sum()
 }
 
 /// A plan without anything special.

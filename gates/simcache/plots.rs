@@ -40,13 +40,7 @@ fn chart(points: &[(f64, f64)], x: Axis, y: Axis) -> LineChart {
 fn labels(svg: &str) -> String {
     let mut labels = String::new();
     for text in svg.split("<text").skip(1) {
-        let inner = text
-            .split_once('>')
-            .unwrap()
-            .1
-            .split("</text>")
-            .next()
-            .unwrap();
+        let inner = text.split_once('>').unwrap().1.split("</text>").next().unwrap();
         labels += inner.trim();
         labels.push('\n');
     }
@@ -63,30 +57,14 @@ fn i01_i03_a_plot_is_the_same_bytes_without_fonts_home_or_locale() {
         let out = folder.path().join(name);
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_k3-verify"));
         command.env_clear().envs(environment.iter().copied());
-        let run = command
-            .arg("simcache")
-            .arg(&trace)
-            .arg("--out")
-            .arg(&out)
-            .output()
-            .unwrap();
-        assert_eq!(
-            run.status.code(),
-            Some(0),
-            "{}",
-            String::from_utf8_lossy(&run.stderr)
-        );
-        let mut files: Vec<_> = std::fs::read_dir(&out)
-            .unwrap()
-            .map(|e| e.unwrap().path())
-            .collect();
+        let run = command.arg("simcache").arg(&trace).arg("--out").arg(&out).output().unwrap();
+        assert_eq!(run.status.code(), Some(0), "{}", String::from_utf8_lossy(&run.stderr));
+        let mut files: Vec<_> =
+            std::fs::read_dir(&out).unwrap().map(|e| e.unwrap().path()).collect();
         files.retain(|path| path.extension().is_some_and(|ending| ending == "svg"));
         files.sort();
         assert!(files.len() >= 3);
-        files
-            .iter()
-            .map(|path| std::fs::read(path).unwrap())
-            .collect::<Vec<_>>()
+        files.iter().map(|path| std::fs::read(path).unwrap()).collect::<Vec<_>>()
     };
     let bare = draw("bare", &[]);
     let elsewhere = [
@@ -95,10 +73,7 @@ fn i01_i03_a_plot_is_the_same_bytes_without_fonts_home_or_locale() {
         ("LC_ALL", "de_DE.UTF-8"),
         ("TZ", "Pacific/Auckland"),
     ];
-    assert!(
-        draw("elsewhere", &elsewhere) == bare,
-        "the picture depends on the surroundings"
-    );
+    assert!(draw("elsewhere", &elsewhere) == bare, "the picture depends on the surroundings");
 }
 
 #[test]
@@ -116,16 +91,9 @@ fn i02_degenerate_studies_end_soon() {
             plan.slot_counts = slots;
             let report = run(vec![flat(&requests)], &plan).unwrap();
             let drawn = plots(&report).unwrap();
-            assert!(
-                drawn
-                    .iter()
-                    .all(|plot| plot.1.starts_with("<svg") && !plot.1.contains("NaN"))
-            );
+            assert!(drawn.iter().all(|plot| plot.1.starts_with("<svg") && !plot.1.contains("NaN")));
             let rows = &report.views[0].rows;
-            assert!(
-                rows.windows(2)
-                    .all(|pair| pair[0].slot_count < pair[1].slot_count)
-            );
+            assert!(rows.windows(2).all(|pair| pair[0].slot_count < pair[1].slot_count));
         }
     }
     assert!(begin.elapsed() < Duration::from_secs(5));
@@ -160,21 +128,13 @@ fn i02_degenerate_charts_end_soon() {
             }
         }
     }
-    for values in [
-        vec![],
-        vec![0.0],
-        vec![f64::NAN, -1.0],
-        vec![f64::INFINITY; 3],
-    ] {
+    for values in [vec![], vec![0.0], vec![f64::NAN, -1.0], vec![f64::INFINITY; 3]] {
         bar_chart(&BarChart {
             title: "bars".to_string(),
             subtitle: String::new(),
             x_label: "x".to_string(),
             y_label: "y".to_string(),
-            bars: values
-                .iter()
-                .map(|&value| ("bar".to_string(), value))
-                .collect(),
+            bars: values.iter().map(|&value| ("bar".to_string(), value)).collect(),
             accent_from: 1,
         })
         .unwrap();
@@ -199,10 +159,7 @@ fn an_empty_chart_says_so_and_markup_in_labels_is_escaped() {
     let svg = line_chart(&chart(&[], Axis::linear("x"), Axis::linear("y"))).unwrap();
     let labels = labels(&svg);
     assert!(labels.contains("no data"));
-    assert!(
-        labels.contains("a &lt;name&gt; &amp; &apos;quotes&apos;"),
-        "{labels}"
-    );
+    assert!(labels.contains("a &lt;name&gt; &amp; &apos;quotes&apos;"), "{labels}");
     assert!(labels.contains("markup ?"), "labels are ASCII: {labels}");
 }
 
@@ -223,10 +180,8 @@ fn numbers_are_short_and_grouped() {
 #[test]
 fn the_labels_of_a_study_are_as_kept() {
     let drawn = plots(&kept_report()).unwrap();
-    let all: Vec<String> = drawn
-        .iter()
-        .map(|(name, svg)| format!("{name}\n\n{}", labels(svg)))
-        .collect();
+    let all: Vec<String> =
+        drawn.iter().map(|(name, svg)| format!("{name}\n\n{}", labels(svg))).collect();
     snapshot("study-plot-labels", &all.join("\n"));
 }
 
@@ -243,10 +198,7 @@ fn no_label_is_clipped() {
             let length = label.chars().count() as f64 * number("font-size") / 1.24 * 0.62;
             let (mut x, y) = (number("x"), number("y"));
             if head.contains("rotate") {
-                assert!(
-                    y - length / 2.0 >= 0.0 && y + length / 2.0 <= height,
-                    "{name}: {label}"
-                );
+                assert!(y - length / 2.0 >= 0.0 && y + length / 2.0 <= height, "{name}: {label}");
                 continue;
             }
             x -= match attribute(head, "text-anchor") {
@@ -255,11 +207,7 @@ fn no_label_is_clipped() {
                 _ => 0.0,
             };
             let inside = x >= 0.0 && x + length <= width && y >= 0.0 && y <= height;
-            assert!(
-                inside,
-                "{name}: '{label}' at {x} to {} of {width}",
-                x + length
-            );
+            assert!(inside, "{name}: '{label}' at {x} to {} of {width}", x + length);
         }
     }
 }
@@ -271,9 +219,7 @@ fn attribute<'a>(head: &'a str, key: &str) -> &'a str {
 
 /// Size of the drawing in its own units.
 fn size(svg: &str) -> (f64, f64) {
-    let view: Vec<f64> = attribute(svg, "viewBox")
-        .split(' ')
-        .map(|part| part.parse().unwrap())
-        .collect();
+    let view: Vec<f64> =
+        attribute(svg, "viewBox").split(' ').map(|part| part.parse().unwrap()).collect();
     (view[2], view[3])
 }

@@ -64,9 +64,7 @@ fn named(
             let visit = trace.demands[index..]
                 .iter()
                 .take_while(|other| (other.chunk, other.layer) == (demand.chunk, demand.layer));
-            visit
-                .flat_map(|demand| trace.experts(demand).to_vec())
-                .collect()
+            visit.flat_map(|demand| trace.experts(demand).to_vec()).collect()
         }
         Predictor::MostFrequent => {
             let mut uses: BTreeMap<u32, i64> = BTreeMap::new();
@@ -90,12 +88,8 @@ fn named(
 
 /// The same question answered from the trace's demands, position by position, with lists.
 fn by_hand(trace: &Trace, slots: usize, plan: PrefetchPlan) -> PrefetchCounts {
-    let mut list = List {
-        slots,
-        resident: Vec::new(),
-        thrown_out: BTreeMap::new(),
-        evictions_ahead: 0,
-    };
+    let mut list =
+        List { slots, resident: Vec::new(), thrown_out: BTreeMap::new(), evictions_ahead: 0 };
     let mut counts = PrefetchCounts::default();
     let mut asked_before: BTreeMap<u16, Vec<Vec<u32>>> = BTreeMap::new();
     let mut ahead: Vec<u32> = Vec::new();
@@ -147,20 +141,9 @@ fn by_hand(trace: &Trace, slots: usize, plan: PrefetchPlan) -> PrefetchCounts {
 #[track_caller]
 fn agree(trace: &Trace, slots: usize, plan: PrefetchPlan) -> PrefetchCounts {
     let workload = Workload::new(trace, Requests::Batch);
-    let counts = replay(
-        &workload,
-        slots,
-        PolicyName::Lru,
-        Reserve::Late,
-        plan,
-        Window::DECODE,
-    );
+    let counts = replay(&workload, slots, PolicyName::Lru, Reserve::Late, plan, Window::DECODE);
     let counts = counts.unwrap();
-    assert_eq!(
-        counts,
-        by_hand(trace, slots, plan),
-        "{slots} slots, {plan:?}"
-    );
+    assert_eq!(counts, by_hand(trace, slots, plan), "{slots} slots, {plan:?}");
     counts
 }
 
@@ -237,10 +220,7 @@ fn reading_ahead_reads_more_than_it_saves_on_real_routing() {
             if predictor == Predictor::PreviousToken && slots >= token {
                 assert_eq!(row.counts.reads_ahead, 0, "{row:?}");
             } else if predictor != Predictor::Perfect && slots < token {
-                assert!(
-                    row.trunk_streamed.ahead > row.trunk_streamed.plain,
-                    "{row:?}"
-                );
+                assert!(row.trunk_streamed.ahead > row.trunk_streamed.plain, "{row:?}");
                 // Where it could help: nothing else to read while there is computing to do.
                 assert!(row.trunk_held.ahead < row.trunk_held.plain, "{row:?}");
             }
@@ -272,8 +252,5 @@ fn a_capacity_that_a_batch_does_not_fit_is_refused_in_the_table_of_reading_ahead
     assert!(refused.contains("1 slot"), "{refused}");
     let words = text(&report);
     let (_, section) = words.split_once("Reading ahead").unwrap();
-    assert!(
-        section.contains(&format!("refused: {refused}")),
-        "{section}"
-    );
+    assert!(section.contains(&format!("refused: {refused}")), "{section}");
 }

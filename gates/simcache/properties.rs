@@ -50,9 +50,8 @@ fn any_decode() -> impl Strategy<Value = (Trace, u32)> {
             experts
         };
         let layers = shape.layer_count;
-        let rows: Vec<Vec<Vec<u32>>> = (0..layers)
-            .map(|_| (0..prefill + decode).map(|_| row()).collect())
-            .collect();
+        let rows: Vec<Vec<Vec<u32>>> =
+            (0..layers).map(|_| (0..prefill + decode).map(|_| row()).collect()).collect();
         (from_rows(&shape, prefill, &rows), prefill)
     })
 }
@@ -62,11 +61,7 @@ fn units() -> impl Strategy<Value = Requests> {
 }
 
 fn config() -> ProptestConfig {
-    ProptestConfig {
-        cases: 300,
-        failure_persistence: None,
-        ..ProptestConfig::default()
-    }
+    ProptestConfig { cases: 300, failure_persistence: None, ..ProptestConfig::default() }
 }
 
 proptest! {

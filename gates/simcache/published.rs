@@ -39,10 +39,7 @@ pub fn decode_order() -> Option<Trace> {
 #[test]
 fn the_trace_is_eight_sweeps_of_five_to_twelve_positions() {
     let Some(trace) = real_trace() else { return };
-    assert_eq!(
-        (trace.requests.len(), trace.distinct_count()),
-        (100_096, 10_010)
-    );
+    assert_eq!((trace.requests.len(), trace.distinct_count()), (100_096, 10_010));
     let Recognition::Recompute(evidence) = recognise(&trace) else {
         panic!("not recognised as recompute sweeps");
     };
@@ -67,17 +64,9 @@ fn recorded_order_gives_the_published_hits() {
         let workload = Workload::new(&trace, requests);
         let distances = stack_distance::distances(&workload);
         let curve = stack_distance::lru_curve(&workload, &distances);
-        assert_eq!(
-            RECORDED_SLOTS.map(|slots| curve.hits(slots)),
-            lru,
-            "{requests:?}"
-        );
+        assert_eq!(RECORDED_SLOTS.map(|slots| curve.hits(slots)), lru, "{requests:?}");
         let curve = optimum::curve(&workload);
-        assert_eq!(
-            RECORDED_SLOTS.map(|slots| curve.hits(slots)),
-            optimum,
-            "{requests:?}"
-        );
+        assert_eq!(RECORDED_SLOTS.map(|slots| curve.hits(slots)), optimum, "{requests:?}");
         // The replays say the same as the one-pass curves.
         for (place, slots) in [(0, 455), (4, 7294)] {
             assert_eq!(hits(&workload, slots, PolicyName::Lru), lru[place]);
@@ -93,17 +82,14 @@ fn decode_order_gives_the_measured_hits_of_the_last_step() {
     let workload = Workload::new(&trace, Requests::Single);
     assert_eq!(workload.request_counts[Window::DecodeLast as usize], 1472);
     let curve = stack_distance::lru_curve(&workload, &stack_distance::distances(&workload));
-    let slots = [
-        28, 159, 250, 432, 615, 979, 1344, 2073, 2802, 3531, 4386, 6208,
-    ];
+    let slots = [28, 159, 250, 432, 615, 979, 1344, 2073, 2802, 3531, 4386, 6208];
     let rates = slots.map(|slots| {
         let hits = curve.by_window(slots)[Window::DecodeLast as usize];
         format!("{:.2}", 100.0 * hits as f64 / 1472.0)
     });
     let zero = "0.00";
-    let expected = [
-        zero, zero, zero, zero, zero, zero, zero, "29.89", "32.20", "33.08", "35.53", "43.82",
-    ];
+    let expected =
+        [zero, zero, zero, zero, zero, zero, zero, "29.89", "32.20", "33.08", "35.53", "43.82"];
     assert_eq!(rates, expected);
     // The measured engine reserves misses first; SPEC's five counts are its.
     let batch = Workload::new(&trace, Requests::Batch);
@@ -128,11 +114,7 @@ fn the_first_step_reads_99_70_gb_from_64_slots_on() {
         for slots in [64, 113, 1472, 10_010] {
             assert_eq!(read(slots), "99.70", "{requests:?} {slots}");
         }
-        assert_ne!(
-            read(32),
-            "99.70",
-            "{requests:?}: half of that is not enough"
-        );
+        assert_ne!(read(32), "99.70", "{requests:?}: half of that is not enough");
     }
 }
 
@@ -170,14 +152,8 @@ fn layer_cycle_on_the_real_trace() {
         assert!(rate >= at_least, "{rate} at {slots}");
     }
     for slots in [455, 911, 1344, 1823, 2802, 3647, 6208, 7294, 10_941] {
-        let (ours, lru) = (
-            rate(PolicyName::LayerCycle, slots),
-            rate(PolicyName::Lru, slots),
-        );
-        let (s3, random) = (
-            rate(PolicyName::S3Fifo, slots),
-            rate(PolicyName::Random, slots),
-        );
+        let (ours, lru) = (rate(PolicyName::LayerCycle, slots), rate(PolicyName::Lru, slots));
+        let (s3, random) = (rate(PolicyName::S3Fifo, slots), rate(PolicyName::Random, slots));
         println!("{slots}: ours {ours:.2} lru {lru:.2} s3-fifo {s3:.2} random {random:.2}");
         assert!(ours > lru - 1.0, "{ours} against {lru} at {slots}");
     }
@@ -201,19 +177,10 @@ fn the_committed_report_and_plots_are_those_of_the_real_trace() {
     crate::reports::snapshot("kimi-k3-text", &text(&report));
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("reports/simcache");
     let drawn = plots(&report).unwrap();
-    for name in [
-        "hit-rate-decode",
-        "orders",
-        "split",
-        "reuse-decode",
-        "measured-hit-rate",
-    ] {
+    for name in ["hit-rate-decode", "orders", "split", "reuse-decode", "measured-hit-rate"] {
         let svg = &drawn.iter().find(|plot| plot.0 == name).unwrap().1;
         let kept = std::fs::read_to_string(folder.join(format!("kimi-k3-{name}.svg")));
-        assert!(
-            kept.is_ok_and(|kept| kept == *svg),
-            "kimi-k3-{name}.svg is not what is drawn now"
-        );
+        assert!(kept.is_ok_and(|kept| kept == *svg), "kimi-k3-{name}.svg is not what is drawn now");
     }
 }
 
@@ -222,9 +189,7 @@ fn recorded(path: &Path, name: &str, prompt: u32, expert_bytes: u64) -> Trace {
     let bytes = std::fs::read(path).unwrap();
     let tensors = safetensors::SafeTensors::deserialize(&bytes).unwrap();
     let ids = tensors.tensor(name).unwrap();
-    let &[layers, positions, top_k] = ids.shape() else {
-        panic!("{:?}", ids.shape())
-    };
+    let &[layers, positions, top_k] = ids.shape() else { panic!("{:?}", ids.shape()) };
     let shape = ModelShape {
         layer_count: layers as u32 + 1,
         first_moe_layer: 1,
@@ -232,16 +197,9 @@ fn recorded(path: &Path, name: &str, prompt: u32, expert_bytes: u64) -> Trace {
         top_k: top_k as u32,
         expert_bytes,
     };
-    let mut ids = ids
-        .data()
-        .chunks_exact(4)
-        .map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
+    let mut ids = ids.data().chunks_exact(4).map(|b| u32::from_le_bytes([b[0], b[1], b[2], b[3]]));
     let rows: Vec<Vec<Vec<u32>>> = (0..layers)
-        .map(|_| {
-            (0..positions)
-                .map(|_| ids.by_ref().take(top_k).collect())
-                .collect()
-        })
+        .map(|_| (0..positions).map(|_| ids.by_ref().take(top_k).collect()).collect())
         .collect();
     let trace = generator::from_rows(&shape, prompt, &rows);
     assert_eq!(trace.requests.len(), layers * positions * top_k);
@@ -256,10 +214,7 @@ fn judge_recorded(trace: Trace) {
     let view = &report.views[0];
     assert_eq!((view.focus, view.requests_per_token), ("decode", per_token));
     let all = view.rows.last().unwrap();
-    assert_eq!(
-        all.policies[0].hits,
-        view.request_count - view.distinct_count as u64
-    );
+    assert_eq!(all.policies[0].hits, view.request_count - view.distinct_count as u64);
 }
 
 /// Routing recorded elsewhere becomes a trace: the router ids of a tiny model's answers.

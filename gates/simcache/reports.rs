@@ -24,23 +24,11 @@ pub fn kept_report() -> Report {
     let mut plan = plan();
     plan.requests = None;
     plan.budgets = Some(vec![
-        Budget::Memory {
-            bytes: 4_000_000_000,
-        },
-        Budget::Memory {
-            bytes: 20_000_000_000,
-        },
-        Budget::Memory {
-            bytes: 34_000_000_000,
-        },
-        Budget::Memory {
-            bytes: 50_000_000_000,
-        },
-        Budget::Preset {
-            name: "ultra",
-            trunk_bytes: 10_000_000_000,
-            expert_bytes: 8_000_000_000,
-        },
+        Budget::Memory { bytes: 4_000_000_000 },
+        Budget::Memory { bytes: 20_000_000_000 },
+        Budget::Memory { bytes: 34_000_000_000 },
+        Budget::Memory { bytes: 50_000_000_000 },
+        Budget::Preset { name: "ultra", trunk_bytes: 10_000_000_000, expert_bytes: 8_000_000_000 },
     ]);
     plan.machine.trunk_bytes = 20_000_000_000;
     plan.machine.fixed_bytes = 2_000_000_000;
@@ -68,14 +56,7 @@ fn the_json_of_a_study() {
 fn the_same_study_is_the_same_report_whatever_the_threads() {
     let expected = json::to_text(&kept_report()).unwrap();
     for threads in [1, 2, 3, 8] {
-        let pool = rayon::ThreadPoolBuilder::new()
-            .num_threads(threads)
-            .build()
-            .unwrap();
-        assert_eq!(
-            pool.install(|| json::to_text(&kept_report()).unwrap()),
-            expected,
-            "{threads}"
-        );
+        let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build().unwrap();
+        assert_eq!(pool.install(|| json::to_text(&kept_report()).unwrap()), expected, "{threads}");
     }
 }

@@ -40,9 +40,7 @@ pub fn recorded(
             let of = trace.chunks[demand.chunk as usize];
             if step != Some(of.step) {
                 let mark = trace.steps[of.step as usize];
-                writer
-                    .step(mark.phase, mark.first_position, mark.position_count)
-                    .unwrap();
+                writer.step(mark.phase, mark.first_position, mark.position_count).unwrap();
                 step = Some(of.step);
             }
             if chunk != Some(demand.chunk) {
@@ -61,22 +59,15 @@ pub fn recorded(
                 .iter()
                 .map(|&e| u32::from(trace.shape.key(e).expert))
                 .collect();
-            writer
-                .demand(u32::from(demand.layer), demand.position, &experts)
-                .unwrap();
+            writer.demand(u32::from(demand.layer), demand.position, &experts).unwrap();
         }
         let mut decisions = Vec::new();
         serve_group(&mut table, &workload, group, reserve, |served| {
-            decisions.push(Decision {
-                expert: served.expert,
-                outcome: served.outcome,
-            });
+            decisions.push(Decision { expert: served.expert, outcome: served.outcome });
         })
         .unwrap();
         for decision in decisions {
-            writer
-                .decision(trace.shape.key(decision.expert), decision.outcome)
-                .unwrap();
+            writer.decision(trace.shape.key(decision.expert), decision.outcome).unwrap();
         }
     }
     writer.finish().unwrap()
@@ -85,14 +76,7 @@ pub fn recorded(
 #[test]
 fn what_is_written_is_read_back() {
     let trace = small_zipf(3);
-    let bytes = recorded(
-        &trace,
-        8,
-        PolicyName::Lru,
-        Requests::Batch,
-        Reserve::Late,
-        0,
-    );
+    let bytes = recorded(&trace, 8, PolicyName::Lru, Requests::Batch, Reserve::Late, 0);
     let back = parse(&bytes, &ModelShape::K3).unwrap();
     assert_eq!(back.shape, SMALL);
     assert_eq!(back.requests, trace.requests);
@@ -102,10 +86,7 @@ fn what_is_written_is_read_back() {
     assert_eq!(back.decisions.len(), trace.requests.len());
     let header = back.header.unwrap();
     assert_eq!((header.slot_count, header.policy.as_str()), (8, "lru"));
-    assert_eq!(
-        (header.trunk_bytes, header.checkpoint_identity),
-        (1000, [7; 32])
-    );
+    assert_eq!((header.trunk_bytes, header.checkpoint_identity), (1000, [7; 32]));
 }
 
 #[test]
@@ -133,14 +114,7 @@ fn a_recorded_run_is_reproduced_exactly_with_every_policy_and_unit() {
 #[test]
 fn a_run_with_other_settings_than_it_states_is_found_out() {
     let trace = small_zipf(4);
-    let bytes = recorded(
-        &trace,
-        9,
-        PolicyName::Lru,
-        Requests::Batch,
-        Reserve::Late,
-        0,
-    );
+    let bytes = recorded(&trace, 9, PolicyName::Lru, Requests::Batch, Reserve::Late, 0);
     let mut back = parse(&bytes, &ModelShape::K3).unwrap();
     back.header.as_mut().unwrap().slot_count = 10;
     let run = recorded_run::check(&back).unwrap();
@@ -156,10 +130,7 @@ fn a_run_with_other_settings_than_it_states_is_found_out() {
 fn a_step_needs_a_phase_and_a_policy_a_short_name() {
     let mut writer = TraceWriter::create(Vec::new(), &Header::of_shape(SMALL)).unwrap();
     assert!(writer.step(Phase::Unknown, 0, 1).is_err());
-    let header = Header {
-        policy: "x".repeat(25),
-        ..Header::of_shape(SMALL)
-    };
+    let header = Header { policy: "x".repeat(25), ..Header::of_shape(SMALL) };
     assert!(TraceWriter::create(Vec::new(), &header).is_err());
 }
 
@@ -173,8 +144,5 @@ fn csv_has_one_line_per_request() {
     assert_eq!(lines[0], "time,obj_id,obj_size,layer,expert,position");
     assert_eq!(lines.len(), 1 + trace.requests.len());
     let (expert, key) = (trace.requests[1], trace.shape.key(trace.requests[1]));
-    assert_eq!(
-        lines[2],
-        format!("1,{expert},1000000000,{},{},0", key.layer, key.expert)
-    );
+    assert_eq!(lines[2], format!("1,{expert},1000000000,{},{},0", key.layer, key.expert));
 }

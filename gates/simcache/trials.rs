@@ -43,10 +43,7 @@ fn f02_the_text_book_trace() {
     let lru = lru_curve(&workload, &distances(&workload));
     let optimum = optimum::curve(&workload);
     let at = |slots: usize| (lru.hits(slots), optimum.hits(slots));
-    assert_eq!(
-        [1, 2, 3, 4, 5].map(at),
-        [(0, 0), (0, 3), (2, 5), (4, 6), (7, 7)]
-    );
+    assert_eq!([1, 2, 3, 4, 5].map(at), [(0, 0), (0, 3), (2, 5), (4, 6), (7, 7)]);
     assert_eq!(lru.distinct_count(), 5);
     assert_eq!(lru.hits(5), 12 - 5);
 }
@@ -54,10 +51,7 @@ fn f02_the_text_book_trace() {
 #[test]
 fn f03_a_cache_of_no_slots_is_refused_and_victims_never_depend_on_hashing() {
     let policy = PolicyName::Lru.build(&FLAT, 0);
-    assert_eq!(
-        SlotTable::new(64, 0, policy).unwrap_err(),
-        CacheError::NoSlots
-    );
+    assert_eq!(SlotTable::new(64, 0, policy).unwrap_err(), CacheError::NoSlots);
     let mut plan = plan();
     plan.slot_counts = vec![0];
     let error = run(vec![flat(&[1])], &plan).unwrap_err();
@@ -94,11 +88,7 @@ fn f04_layer_0_expert_0_first_is_a_miss() {
     let trace = parse(&pairs(&[(0, 0), (0, 0)]), &ModelShape::K3).unwrap();
     let workload = single(&trace);
     for name in PolicyName::ALL {
-        assert_eq!(
-            hits(&workload, 4, name),
-            1,
-            "{name:?}: only the second is a hit"
-        );
+        assert_eq!(hits(&workload, 4, name), 1, "{name:?}: only the second is a hit");
     }
     assert_eq!(best(&workload, 4, Admission::Forced), 1);
     assert_eq!(distances(&workload), [None, Some(1)]);
@@ -118,10 +108,7 @@ fn f05_a_filter_recomputes_next_uses() {
             let optimum = optimum::curve(&workload);
             for slots in workload.largest_group..=optimum.distinct_count() {
                 assert!(optimum.hits(slots) >= lru.hits(slots));
-                assert_eq!(
-                    optimum.hits(slots),
-                    best(&workload, slots, Admission::Forced)
-                );
+                assert_eq!(optimum.hits(slots), best(&workload, slots, Admission::Forced));
             }
         }
     }
@@ -140,24 +127,14 @@ fn f06_loading_a_batchs_misses_never_evicts_its_own_hits() {
         let mut table = SlotTable::new(64, 3, name.build(&FLAT, 3)).unwrap();
         table.serve(&[1, 2, 3], Reserve::Late, |_| {}).unwrap();
         let mut served = Vec::new();
-        table
-            .serve(&[1, 4, 5], Reserve::Late, |one| served.push(one))
-            .unwrap();
+        table.serve(&[1, 4, 5], Reserve::Late, |one| served.push(one)).unwrap();
         assert_eq!(served[0].outcome, Outcome::Hit, "{name:?}");
         assert_eq!(table.slot_of(1), Some(served[0].slot), "{name:?}");
         let slots: Vec<u32> = served.iter().map(|one| one.slot).collect();
         assert_eq!(table.counters().hits, 1);
         assert!(slots[0] != slots[1] && slots[1] != slots[2] && slots[0] != slots[2]);
-        let refused = table
-            .serve(&[1, 2, 3, 4], Reserve::Late, |_| {})
-            .unwrap_err();
-        assert_eq!(
-            refused,
-            CacheError::GroupTooLarge {
-                slot_count: 3,
-                group: 4
-            }
-        );
+        let refused = table.serve(&[1, 2, 3, 4], Reserve::Late, |_| {}).unwrap_err();
+        assert_eq!(refused, CacheError::GroupTooLarge { slot_count: 3, group: 4 });
     }
     // The measured engine's order does it, and reads 1 again.
     let mut table = SlotTable::new(64, 3, PolicyName::Lru.build(&FLAT, 3)).unwrap();
@@ -171,20 +148,12 @@ fn f06_a_union_larger_than_the_cache_is_served_in_waves() {
     let mut table = SlotTable::new(64, 3, PolicyName::Lru.build(&FLAT, 3)).unwrap();
     table.serve(&[7, 8], Reserve::Late, |_| {}).unwrap();
     let waves = table.waves(&[1, 2, 7, 3, 8]);
-    assert_eq!(
-        waves,
-        [vec![7, 8, 1], vec![2, 3]],
-        "residents first, then the missing"
-    );
+    assert_eq!(waves, [vec![7, 8, 1], vec![2, 3]], "residents first, then the missing");
 }
 
 #[test]
 fn f07_an_expert_twice_in_one_list_is_one_read_and_two_uses() {
-    let shape = ModelShape {
-        top_k: 4,
-        experts_per_layer: 128,
-        ..FLAT
-    };
+    let shape = ModelShape { top_k: 4, experts_per_layer: 128, ..FLAT };
     let trace = headerless::from_requests(vec![5, 88, 88, 65], &shape);
     for requests in [Requests::Single, Requests::Batch] {
         let workload = Workload::new(&trace, requests);
@@ -197,12 +166,7 @@ fn f07_an_expert_twice_in_one_list_is_one_read_and_two_uses() {
     }
     let report = run(vec![trace], &plan()).unwrap();
     assert_eq!(report.trace.repeated_request_count, 1);
-    assert!(
-        report
-            .notes
-            .iter()
-            .any(|note| note.contains("one read, two uses"))
-    );
+    assert!(report.notes.iter().any(|note| note.contains("one read, two uses")));
 }
 
 #[test]
@@ -214,24 +178,15 @@ fn f08_the_bound_is_enforced_at_every_step() {
         let mut table =
             SlotTable::new(SMALL.expert_count(), slots, name.build(&SMALL, slots)).unwrap();
         for group in &workload.groups {
-            table
-                .serve(workload.experts_of(group), Reserve::Late, |_| {})
-                .unwrap();
+            table.serve(workload.experts_of(group), Reserve::Late, |_| {}).unwrap();
             let resident = (0..SMALL.expert_count() as u32)
                 .filter(|&expert| table.slot_of(expert).is_some())
                 .count();
-            assert!(
-                resident <= slots && resident == table.resident_count(),
-                "{name:?}"
-            );
+            assert!(resident <= slots && resident == table.resident_count(), "{name:?}");
         }
         let counters = table.counters();
         assert!(counters.evictions > 0);
-        assert_eq!(
-            counters.misses,
-            counters.evictions + slots as u64,
-            "{name:?}"
-        );
+        assert_eq!(counters.misses, counters.evictions + slots as u64, "{name:?}");
     }
 }
 
@@ -241,49 +196,21 @@ fn f09_cut_swapped_and_foreign_traces_are_refused_by_name() {
     assert_eq!(parse(&good, &ModelShape::K3).unwrap().requests.len(), 3);
     let cut = parse(&good[..good.len() - 4], &ModelShape::K3).unwrap_err();
     assert!(matches!(cut, TraceError::HalfRecord { bytes: 20 }));
-    let swapped: Vec<u8> = good
-        .chunks(4)
-        .flat_map(|word| word.iter().rev().copied().collect::<Vec<u8>>())
-        .collect();
+    let swapped: Vec<u8> =
+        good.chunks(4).flat_map(|word| word.iter().rev().copied().collect::<Vec<u8>>()).collect();
     let error = parse(&swapped, &ModelShape::K3).unwrap_err();
-    assert!(matches!(
-        error,
-        TraceError::ByteSwapped {
-            layer: 16_777_216,
-            swapped: 1,
-            ..
-        }
-    ));
+    assert!(matches!(error, TraceError::ByteSwapped { layer: 16_777_216, swapped: 1, .. }));
     let negative = parse(&pairs(&[(1, 1), (-1, 3)]), &ModelShape::K3).unwrap_err();
-    assert!(matches!(
-        negative,
-        TraceError::NegativeLayer {
-            record: 1,
-            layer: -1
-        }
-    ));
+    assert!(matches!(negative, TraceError::NegativeLayer { record: 1, layer: -1 }));
     let expert = parse(&pairs(&[(1, 896)]), &ModelShape::K3).unwrap_err();
-    assert!(matches!(
-        expert,
-        TraceError::ExpertOutOfRange {
-            expert: 896,
-            count: 896,
-            ..
-        }
-    ));
-    assert!(matches!(
-        parse(&[], &ModelShape::K3).unwrap_err(),
-        TraceError::Empty
-    ));
+    assert!(matches!(expert, TraceError::ExpertOutOfRange { expert: 896, count: 896, .. }));
+    assert!(matches!(parse(&[], &ModelShape::K3).unwrap_err(), TraceError::Empty));
 }
 
 #[test]
 fn f09_the_published_trace_and_its_cut() {
     if let Some(trace) = real_trace() {
-        assert_eq!(
-            (trace.requests.len(), trace.distinct_count()),
-            (100_096, 10_010)
-        );
+        assert_eq!((trace.requests.len(), trace.distinct_count()), (100_096, 10_010));
         let path = crate::make::external("kimi-k3-routing/expert_trace.bin").unwrap();
         let bytes = std::fs::read(path).unwrap();
         assert_eq!(bytes.len(), 800_768);
@@ -313,11 +240,7 @@ fn f10_lru_picks_the_same_victim_as_a_naive_list_at_every_step() {
         };
         list.0.push(expert);
         let mut outcome = None;
-        table
-            .serve(&[expert], Reserve::Late, |served| {
-                outcome = Some(served.outcome)
-            })
-            .unwrap();
+        table.serve(&[expert], Reserve::Late, |served| outcome = Some(served.outcome)).unwrap();
         assert_eq!(outcome, Some(expected), "step {step}");
     }
 }
@@ -357,10 +280,7 @@ fn positions_can_only_be_kept_where_they_are_known() {
     plan.keep_positions = Some(2);
     let shape = ModelShape { top_k: 4, ..SMALL };
     let ragged = headerless::from_requests(vec![13, 14, 15], &shape);
-    assert!(matches!(
-        run(vec![ragged], &plan).unwrap_err(),
-        StudyError::NoPositions(_)
-    ));
+    assert!(matches!(run(vec![ragged], &plan).unwrap_err(), StudyError::NoPositions(_)));
     let report = run(vec![small_zipf(1)], &plan).unwrap();
     assert_eq!(report.views[0].request_count, 2 * 15);
 }

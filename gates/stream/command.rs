@@ -25,26 +25,8 @@ fn the_same_ids_and_logits_at_every_budget() {
         &["--ring", "2", "--trunk-gb", "0.0012", "--expert-slots", "2"],
         &["--ring", "3", "--trunk-gb", "0.0012", "--expert-slots", "3"],
         &["--trunk", &trunk, "--ring", "1", "--trunk-gb", "0.0012"],
-        &[
-            "--trunk",
-            &trunk,
-            "--ring",
-            "2",
-            "--trunk-gb",
-            "0.0012",
-            "--cache-gb",
-            "0.0001",
-        ],
-        &[
-            "--trunk",
-            &trunk,
-            "--ring",
-            "3",
-            "--trunk-gb",
-            "0.0012",
-            "--policy",
-            "lru",
-        ],
+        &["--trunk", &trunk, "--ring", "2", "--trunk-gb", "0.0012", "--cache-gb", "0.0001"],
+        &["--trunk", &trunk, "--ring", "3", "--trunk-gb", "0.0012", "--policy", "lru"],
         &["--trunk", &trunk],
         &["--memory", "22MB"],
         &["--memory", "21.5MB", "--policy", "s3-fifo"],
@@ -52,14 +34,7 @@ fn the_same_ids_and_logits_at_every_budget() {
         &["--threads", "3", "--preset", "ultra"],
         &["--threads", "8", "--prefill-chunk", "1"],
         &["--full-recompute", "--expert-slots", "5"],
-        &[
-            "--prefill-chunk",
-            "5",
-            "--policy",
-            "random",
-            "--expert-slots",
-            "4",
-        ],
+        &["--prefill-chunk", "5", "--policy", "random", "--expert-slots", "4"],
         &["--preset", "laptop", "--prefill-chunk", "64"],
     ];
     let mut first: Option<Vec<u8>> = None;
@@ -70,10 +45,7 @@ fn the_same_ids_and_logits_at_every_budget() {
         assert_eq!(text(&output.stdout), expected, "{way:?}");
         let logits = fs::read(dump).unwrap();
         assert_eq!(logits.len(), 20 * 256 * 4);
-        assert!(
-            first.get_or_insert_with(|| logits.clone()) == &logits,
-            "{way:?}"
-        );
+        assert!(first.get_or_insert_with(|| logits.clone()) == &logits, "{way:?}");
     }
 }
 
@@ -91,15 +63,9 @@ fn outside_ids_come_out() {
         let list = expected[key].as_array().unwrap();
         list.iter().map(|id| id.as_u64().unwrap() as u32).collect()
     };
-    for way in [
-        &[][..],
-        &["--ring", "2", "--trunk-gb", "0.001", "--expert-slots", "2"],
-    ] {
+    for way in [&[][..], &["--ring", "2", "--trunk-gb", "0.001", "--expert-slots", "2"]] {
         let mut command = binary();
-        command
-            .arg("generate")
-            .arg("--model")
-            .arg(set.join("model"));
+        command.arg("generate").arg("--model").arg(set.join("model"));
         command.args(["--gen", "20", "--ids", &typed(&list("prompt_ids"))]);
         let output = expect(command.args(way), 0);
         assert_eq!(text(&output.stdout), line(&list("greedy_ids")));
@@ -115,10 +81,7 @@ fn the_report_and_the_laboratory_agree() {
         let mut command = generate(&["--gen", "6", "--format", "json", "--expert-slots", slots]);
         let output = expect(command.arg("--dump-trace").arg(&trace), 0);
         let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-        let study = expect(
-            binary().args(["simcache", "--format", "json"]).arg(&trace),
-            0,
-        );
+        let study = expect(binary().args(["simcache", "--format", "json"]).arg(&trace), 0);
         let study: serde_json::Value = serde_json::from_slice(&study.stdout).unwrap();
         let run = &study["recorded_runs"][0];
         assert!(run["difference"].is_null(), "{run}");
@@ -146,15 +109,8 @@ fn g08_none_and_one() {
     assert_eq!(one["generated_ids"].as_array().unwrap().len(), 1);
     assert_eq!(one["generated_ids"][0], five["generated_ids"][0]);
     let margins = five["steps"].as_array().unwrap().iter();
-    assert!(
-        margins
-            .map(|step| step["margin"].as_f64().unwrap())
-            .all(|m| m >= 0.0)
-    );
-    assert_eq!(
-        text(&expect(&mut generate(&["--gen", "0"]), 0).stdout),
-        "\n"
-    );
+    assert!(margins.map(|step| step["margin"].as_f64().unwrap()).all(|m| m >= 0.0));
+    assert_eq!(text(&expect(&mut generate(&["--gen", "0"]), 0).stdout), "\n");
 }
 
 /// Stop ids: the one that stops is kept, the first of several wins, and one that never comes
@@ -171,10 +127,7 @@ fn h02_a_stop_id_is_kept() {
     };
     let third = greedy[2].to_string();
     assert_eq!(run(&[&third]), line(&greedy[..3]));
-    assert_eq!(
-        run(&[&third, &third, &greedy[7].to_string()]),
-        line(&greedy[..3])
-    );
+    assert_eq!(run(&[&third, &third, &greedy[7].to_string()]), line(&greedy[..3]));
     let never = (0..256).find(|id| !greedy.contains(id)).unwrap();
     assert_eq!(run(&[&never.to_string()]), line(&greedy));
     for stop in ["abc", "-1", "256", "4294967296"] {
@@ -246,13 +199,7 @@ fn a_prefix_of_the_layers_is_said_loudly() {
     let output = expect(&mut generate(&["--layers", "1", "--gen", "1"]), 0);
     assert!(text(&output.stderr).contains("first 1 of 13"));
     let mut command = binary();
-    command.args([
-        "generate",
-        "--ids",
-        &typed(&ids("prompt_ids")),
-        "--gen",
-        "3",
-    ]);
+    command.args(["generate", "--ids", &typed(&ids("prompt_ids")), "--gen", "3"]);
     let output = expect(command.env("K3_MODEL", tiny()), 0);
     assert_eq!(text(&output.stdout), line(&ids("greedy_ids")[..3]));
 }
@@ -268,11 +215,7 @@ fn tf_check_counts_agreement() {
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let forced = &report["teacher_forcing"];
     let argmax = ids("argmax_per_position");
-    let right = argmax
-        .iter()
-        .zip(&full[1..])
-        .filter(|(a, b)| a == b)
-        .count();
+    let right = argmax.iter().zip(&full[1..]).filter(|(a, b)| a == b).count();
     assert_eq!(forced["tf_positions"], full.len() - 1);
     assert_eq!(forced["tf_matches"], right);
     assert!(right >= full.len() - prompt);
@@ -295,26 +238,15 @@ fn a_full_disk_is_one_line_and_no_half_file() {
     // A file may have 8 blocks of 512 bytes; the signal that goes with it is turned off.
     let full = "trap '' XFSZ; ulimit -f 8; exec \"$@\"";
     let (model, prompt) = (tiny().display().to_string(), typed(&ids("prompt_ids")));
-    let run = [
-        "generate", "--model", &model, "--ids", &prompt, "--gen", "20",
-    ];
+    let run = ["generate", "--model", &model, "--ids", &prompt, "--gen", "20"];
     for option in ["--dump-logits", "--dump-trace", "--save-state"] {
         let target = file("out");
         let arguments = [&run[..], &[option, &target]].concat();
         let stderr = text(&expect(&mut shell(full, &arguments), 3).stderr);
-        let line = stderr
-            .lines()
-            .find(|line| line.starts_with("error: "))
-            .unwrap();
+        let line = stderr.lines().find(|line| line.starts_with("error: ")).unwrap();
         // The folder is a temporary one itself.
-        assert!(
-            line.contains(&target) && line.matches(".tmp").count() == 1,
-            "{line}"
-        );
-        assert!(
-            fs::read_dir(folder.path()).unwrap().next().is_none(),
-            "{option}"
-        );
+        assert!(line.contains(&target) && line.matches(".tmp").count() == 1, "{line}");
+        assert!(fs::read_dir(folder.path()).unwrap().next().is_none(), "{option}");
     }
     let pack = file("pack");
     let output = expect(&mut shell(full, &["pack", &model, &pack]), 3);
@@ -345,10 +277,7 @@ fn damaged_inputs_are_named() {
         let output = expect(command.args(["--ids", "1,2", "--gen", "1"]).args(more), 3);
         text(&output.stderr)
     };
-    assert!(
-        run(&model, &[]).contains("model-00002"),
-        "the shard is named"
-    );
+    assert!(run(&model, &[]).contains("model-00002"), "the shard is named");
     assert!(run(&folder.path().join("none"), &[]).contains("none"));
     assert!(run(&tiny(), &["--trunk", "/nonexistent"]).contains("/nonexistent"));
     assert!(run(&tiny(), &["--load-state", "/nonexistent"]).contains("/nonexistent"));
@@ -365,10 +294,7 @@ fn h05_a_closed_pipe_is_quiet() {
     drop(child.stdout.take());
     let output = child.wait_with_output().unwrap();
     let stderr = text(&output.stderr);
-    assert!(
-        !stderr.contains("panicked") && !stderr.contains("error"),
-        "{stderr}"
-    );
+    assert!(!stderr.contains("panicked") && !stderr.contains("error"), "{stderr}");
     assert_eq!(output.status.code(), Some(0));
 }
 
@@ -383,15 +309,9 @@ fn plan_adds_up_and_refuses() {
     let report: serde_json::Value =
         serde_json::from_slice(&plan(&["--positions", "1000"], 0).stdout).unwrap();
     let lines = report["plan"]["components"].as_array().unwrap();
-    let sum: u64 = lines
-        .iter()
-        .map(|line| line["bytes"].as_u64().unwrap())
-        .sum();
+    let sum: u64 = lines.iter().map(|line| line["bytes"].as_u64().unwrap()).sum();
     assert_eq!(report["plan"]["total_bytes"], sum);
-    let latent = lines
-        .iter()
-        .find(|line| line["name"] == "latent cache")
-        .unwrap();
+    let latent = lines.iter().find(|line| line["name"] == "latent cache").unwrap();
     assert_eq!(
         latent["bytes"].as_u64().unwrap(),
         1000 * report["latent_bytes_per_position"].as_u64().unwrap()
@@ -411,14 +331,8 @@ fn h01_text_is_refused_with_what_to_give_instead() {
         let mut command = binary();
         command.arg("generate").arg("--model").arg(tiny());
         let stderr = text(&expect(command.args(arguments), 2).stderr);
-        assert!(
-            stderr.starts_with(&format!("error: {option}: ")),
-            "{stderr}"
-        );
-        assert!(
-            stderr.contains("\nhint: ") && stderr.contains("--ids"),
-            "{stderr}"
-        );
+        assert!(stderr.starts_with(&format!("error: {option}: ")), "{stderr}");
+        assert!(stderr.contains("\nhint: ") && stderr.contains("--ids"), "{stderr}");
         assert_eq!(stderr.lines().count(), 2, "{stderr}");
     }
 }
@@ -459,34 +373,20 @@ fn the_ladder_is_read_by_the_laboratory() {
     let folder = tempfile::tempdir().unwrap();
     let mut command = binary();
     command.arg("bench").arg("--model").arg(tiny());
-    command.args([
-        "--ladder",
-        "20.3MB,20.7MB,48MB",
-        "--repeats",
-        "2",
-        "--gen",
-        "4",
-    ]);
+    command.args(["--ladder", "20.3MB,20.7MB,48MB", "--repeats", "2", "--gen", "4"]);
     command.args(["--ids", &typed(&ids("prompt_ids")), "--format", "json"]);
     let output = expect(command.arg("--out").arg(folder.path()), 0);
     let ladder: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     let greedy: Vec<u64> = ids("greedy_ids")[..4].iter().map(|&id| id.into()).collect();
     assert_eq!(ladder["generated_ids"], serde_json::json!(greedy));
     let rows = ladder["rows"].as_array().unwrap();
-    let slots: Vec<u64> = rows
-        .iter()
-        .map(|row| row["expert_slots"].as_u64().unwrap())
-        .collect();
+    let slots: Vec<u64> = rows.iter().map(|row| row["expert_slots"].as_u64().unwrap()).collect();
     assert!(slots[0] < slots[2] && slots[2] == 96, "{slots:?}");
     let svg = fs::read_to_string(folder.path().join("ladder.svg")).unwrap();
     assert!(svg.starts_with("<svg"));
     let mut study = binary();
-    study
-        .arg("simcache")
-        .arg(folder.path().join("ladder.trace"));
-    study
-        .arg("--measured")
-        .arg(folder.path().join("ladder.tsv"));
+    study.arg("simcache").arg(folder.path().join("ladder.trace"));
+    study.arg("--measured").arg(folder.path().join("ladder.tsv"));
     let study = expect(study.args(["--format", "json"]), 0);
     let study: serde_json::Value = serde_json::from_slice(&study.stdout).unwrap();
     let late = study["measured"]["models"].as_array().unwrap().iter();

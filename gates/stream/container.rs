@@ -31,21 +31,15 @@ impl Group {
             path.map(|path| path.trim_start_matches('/').to_owned())
         };
         let (first, second) = (Path::new(ROOT).join("memory"), PathBuf::from(ROOT));
-        let places = [
-            path("memory").map(|path| (first, path, V1)),
-            path("").map(|path| (second, path, V2)),
-        ];
+        let places =
+            [path("memory").map(|path| (first, path, V1)), path("").map(|path| (second, path, V2))];
         for (mount, path, (limit, most)) in places.into_iter().flatten() {
             for above in [mount.join(path), mount.clone()] {
                 let folder = above.join(format!("k3-verify-e05-{}", std::process::id()));
                 if fs::create_dir(&folder).is_err() {
                     continue;
                 }
-                let group = Self {
-                    folder,
-                    limit,
-                    most,
-                };
+                let group = Self { folder, limit, most };
                 if group.folder.join(limit).exists() {
                     return Some(group);
                 }
@@ -106,10 +100,7 @@ fn e05_the_limit_of_a_container_is_kept() {
         command.arg(what).arg("--model").arg(&model).args(more);
         command
     };
-    let plan = command(
-        "plan",
-        &["--preset", "ultra", "--positions", "64", "--format", "json"],
-    );
+    let plan = command("plan", &["--preset", "ultra", "--positions", "64", "--format", "json"]);
     let output = expect(&mut group.enter(&plan), 0);
     let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(report["provenance"]["group_limit_bytes"], limit);
@@ -119,12 +110,8 @@ fn e05_the_limit_of_a_container_is_kept() {
     assert!(report["plan"]["total_bytes"].as_u64().unwrap() <= allowed);
 
     let prompt = typed(&ids("prompt_ids"));
-    let run = |more: &[&str]| {
-        command(
-            "generate",
-            &[&["--ids", &prompt, "--gen", "4"], more].concat(),
-        )
-    };
+    let run =
+        |more: &[&str]| command("generate", &[&["--ids", &prompt, "--gen", "4"], more].concat());
     let output = expect(&mut group.enter(&run(&[])), 5);
     let stderr = text(&output.stderr);
     assert!(stderr.contains("refused: the plan needs "), "{stderr}");

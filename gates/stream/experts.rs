@@ -75,11 +75,8 @@ fn counters_are_those_of_a_replay_of_the_runs_trace() {
             for chunk_tokens in if both { vec![3, 32] } else { vec![3] } {
                 let mut stream = streamed(2, slots);
                 stream.policy = policy;
-                let options = EngineOptions {
-                    chunk_tokens,
-                    threads: 2,
-                    ..EngineOptions::default()
-                };
+                let options =
+                    EngineOptions { chunk_tokens, threads: 2, ..EngineOptions::default() };
                 let streamed = engine_of(&files, &stream, options);
                 let sink = Shared::default();
                 let header = header(&files.shape, slots, policy);
@@ -91,18 +88,12 @@ fn counters_are_those_of_a_replay_of_the_runs_trace() {
                 streamed.experts.begin_step(Phase::Prefill, 0, 7).unwrap();
                 got.extend(super::make::bits(&sequence.feed(&ids[..7]).unwrap()));
                 for (place, id) in ids.iter().enumerate().skip(7) {
-                    streamed
-                        .experts
-                        .begin_step(Phase::Decode, place, 1)
-                        .unwrap();
+                    streamed.experts.begin_step(Phase::Decode, place, 1).unwrap();
                     got.extend(super::make::bits(&sequence.feed(&[*id]).unwrap()));
                     let (resident, bound) = streamed.experts.residents();
                     assert!(resident <= bound && bound == slots);
                 }
-                assert!(
-                    got == expected,
-                    "{slots} slots, {policy:?}, chunk {chunk_tokens}"
-                );
+                assert!(got == expected, "{slots} slots, {policy:?}, chunk {chunk_tokens}");
                 streamed.experts.finish_record().unwrap();
                 let trace = v1::read(&sink.0.lock().unwrap()).unwrap();
                 let replay = recorded_run::check(&trace).unwrap();
@@ -134,10 +125,7 @@ fn a_full_disk_under_the_trace_ends_the_run() {
         let finished = streamed.experts.finish_record();
         finished.err().map(|error| error.to_string())
     });
-    assert!(
-        ended.is_some_and(|text| text.contains("full")),
-        "the disk was not full"
-    );
+    assert!(ended.is_some_and(|text| text.contains("full")), "the disk was not full");
 }
 
 /// E11: an expert that cannot be read: alone and in a batch alike, an error, never its neighbour's
@@ -153,11 +141,7 @@ fn e11_an_unreadable_expert_fails_alone_and_in_a_batch() {
         let shards = files.checkpoint.shards().iter().enumerate();
         let shards = shards.map(|(index, shard)| {
             // The middle of the expert: its first blocks may be a neighbour's last.
-            let (from, to) = if index == file {
-                (from + 2000, from + 4000)
-            } else {
-                (0, 0)
-            };
+            let (from, to) = if index == file { (from + 2000, from + 4000) } else { (0, 0) };
             let file = File::open(shard.path()).unwrap();
             BlockFile::of(shard.path(), Box::new(Unreadable { file, from, to }), None)
         });
@@ -177,10 +161,7 @@ fn e11_an_unreadable_expert_fails_alone_and_in_a_batch() {
         let cache = cache();
         let text = cache.experts(layer, &batch).unwrap_err().to_string();
         assert!(text.contains("layer 4") && text.contains('5'), "{text}");
-        assert!(
-            text.contains("damaged") && text.contains(".safetensors"),
-            "{text}"
-        );
+        assert!(text.contains("damaged") && text.contains(".safetensors"), "{text}");
         let later = cache.experts(layer + 1, &[0]).unwrap_err().to_string();
         assert!(later.contains("earlier"), "{later}");
     }
@@ -197,12 +178,8 @@ fn e11_no_scratch_is_read_before_it_is_written() {
     let engine = &streamed.engine;
     let mut work = engine.workspace();
     let t = work.chunk_tokens;
-    let (residual, kda, mla, moe) = (
-        &mut work.residual,
-        &mut work.kda,
-        &mut work.mla,
-        &mut work.moe,
-    );
+    let (residual, kda, mla, moe) =
+        (&mut work.residual, &mut work.kda, &mut work.mla, &mut work.moe);
     let mut rows = vec![
         &mut residual.running,
         &mut residual.mixed,
@@ -245,11 +222,7 @@ fn e11_no_scratch_is_read_before_it_is_written() {
     ] {
         rows.first_mut(pairs).fill(f32::NAN);
     }
-    for buffer in [
-        &mut work.mlp.gate,
-        &mut work.mlp.up,
-        &mut work.mlp.activated,
-    ] {
+    for buffer in [&mut work.mlp.gate, &mut work.mlp.up, &mut work.mlp.activated] {
         buffer.fill(f32::NAN);
     }
     let mut state = engine.state();

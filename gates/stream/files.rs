@@ -23,12 +23,7 @@ fn e01_a_tensor_above_two_gib_arrives_in_pieces() {
     let mark = *b"the end!";
     file.write_all_at(&mark, START + LENGTH as u64 - 8).unwrap();
     let run = Run {
-        stretches: vec![Stretch {
-            file: 0,
-            offset: START,
-            length: LENGTH,
-            base: 0,
-        }],
+        stretches: vec![Stretch { file: 0, offset: START, length: LENGTH, base: 0 }],
         tensors: Vec::new(),
     };
     let files = [BlockFile::open(&path, false).unwrap()];
@@ -41,9 +36,7 @@ fn e01_a_tensor_above_two_gib_arrives_in_pieces() {
         next += job.buffer.len() as u64;
         wanted += job.wanted;
         if index + 1 == count {
-            job.file
-                .read_blocks(job.offset, job.wanted, job.buffer)
-                .unwrap();
+            job.file.read_blocks(job.offset, job.wanted, job.buffer).unwrap();
             assert_eq!(job.buffer[job.wanted - 8..job.wanted], mark);
         }
     }
@@ -57,11 +50,7 @@ fn e02_requests_are_aligned_wherever_tensors_begin() {
     let shards = k3_verify::stream::runs::open_shards(&files.checkpoint, true).unwrap();
     let mut crooked = 0;
     for layer in 0..files.shape.layers.len() {
-        let ids: Vec<_> = files
-            .binding
-            .layer_tensors(layer)
-            .map(|(_, id)| id)
-            .collect();
+        let ids: Vec<_> = files.binding.layer_tensors(layer).map(|(_, id)| id).collect();
         let run = Run::of(&files.checkpoint, &ids);
         crooked += usize::from(!run.stretches[0].offset.is_multiple_of(4096));
         let mut buffer = k3_verify::stream::blocks::Buffer::zeroed(run.buffer_bytes());
@@ -69,24 +58,14 @@ fn e02_requests_are_aligned_wherever_tensors_begin() {
             assert_eq!(job.offset % 4096, 0);
             assert_eq!(job.buffer.len() % 4096, 0);
             assert_eq!(job.buffer.as_ptr().align_offset(4096), 0);
-            job.file
-                .read_blocks(job.offset, job.wanted, job.buffer)
-                .unwrap();
+            job.file.read_blocks(job.offset, job.wanted, job.buffer).unwrap();
         }
         for tensor in &run.tensors {
             let bytes = files.checkpoint.read(&tensor.name).unwrap();
-            assert_eq!(
-                buffer.bytes()[tensor.range.clone()],
-                bytes,
-                "{}",
-                tensor.name
-            );
+            assert_eq!(buffer.bytes()[tensor.range.clone()], bytes, "{}", tensor.name);
         }
     }
-    assert!(
-        crooked > 0,
-        "every run is aligned by luck: nothing was tried"
-    );
+    assert!(crooked > 0, "every run is aligned by luck: nothing was tried");
 }
 
 /// E04: the same bits from a file system in memory and from a disk; at most a note.
@@ -108,9 +87,7 @@ fn e04_the_same_bits_with_and_without_direct_reads() {
             }
         }
         let notes = text(&expect(&mut command, 0).stderr);
-        let notes = notes
-            .lines()
-            .filter(|line| line.starts_with("note: direct"));
+        let notes = notes.lines().filter(|line| line.starts_with("note: direct"));
         assert!(notes.count() <= 1);
         std::fs::read(dump).unwrap()
     };

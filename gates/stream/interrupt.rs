@@ -43,19 +43,15 @@ fn interrupted(command: &mut Command, (sign, lines): (&str, usize), signal: Sign
 fn error_line(output: &Output) -> String {
     let stderr = text(&output.stderr);
     assert_eq!(output.status.code(), Some(4), "{stderr}");
-    let errors: Vec<&str> = stderr
-        .lines()
-        .filter_map(|l| l.strip_prefix("error: "))
-        .collect();
+    let errors: Vec<&str> = stderr.lines().filter_map(|l| l.strip_prefix("error: ")).collect();
     assert_eq!(errors.len(), 1, "{stderr}");
     errors[0].to_owned()
 }
 
 fn names(folder: &Path) -> Vec<String> {
     let entries = fs::read_dir(folder).unwrap();
-    let mut names: Vec<String> = entries
-        .map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned())
-        .collect();
+    let mut names: Vec<String> =
+        entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect();
     names.sort();
     names
 }
@@ -68,9 +64,7 @@ fn an_interrupted_generate_says_how_far_it_came() {
         let folder = tempfile::tempdir().unwrap();
         let report = tempfile::tempdir().unwrap();
         let mut command = generate(&["--gen", MANY]);
-        command
-            .arg("--dump-logits")
-            .arg(folder.path().join("logits"));
+        command.arg("--dump-logits").arg(folder.path().join("logits"));
         command.arg("--dump-trace").arg(folder.path().join("trace"));
         command.arg("--out").arg(report.path());
         // The head of the table and its first three lines.
@@ -161,27 +155,14 @@ fn an_interrupted_ladder_leaves_no_table() {
     let folder = tempfile::tempdir().unwrap();
     let mut command = binary();
     command.arg("bench").arg("--model").arg(tiny());
-    command.args([
-        "--ladder",
-        "64MB",
-        "--repeats",
-        "500",
-        "--gen",
-        "20",
-        "--ids",
-        "1,2,3",
-    ]);
+    command.args(["--ladder", "64MB", "--repeats", "500", "--gen", "20", "--ids", "1,2,3"]);
     command.arg("--out").arg(folder.path());
     let output = interrupted(&mut command, ("run 2 of 500", 1), Signal::TERM);
     let line = error_line(&output);
     assert!(line.starts_with("interrupted: "), "{line}");
     assert!(line.contains(" of 500 runs were done"), "{line}");
     assert!(output.stdout.is_empty());
-    assert_eq!(
-        names(folder.path()),
-        ["ladder.trace"],
-        "the first run's, whole"
-    );
+    assert_eq!(names(folder.path()), ["ladder.trace"], "the first run's, whole");
 }
 
 /// The first signal waits for the pass in hand, since a state is asked for; the second does not.

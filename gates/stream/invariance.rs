@@ -15,11 +15,9 @@ use k3_verify::gates::subjects;
 fn every_mistake_of_streaming_turns_invariance_red() {
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures/tiny");
     let set = EvidenceSet::open("tiny", &folder).unwrap();
-    for id in [
-        "a11-ring-slot-overwritten",
-        "a11-expert-slot-given-twice",
-        "a11-stale-read-published",
-    ] {
+    for id in
+        ["a11-ring-slot-overwritten", "a11-expert-slot-given-twice", "a11-stale-read-published"]
+    {
         let mutants = subjects::mutants();
         let mutant = mutants.iter().find(|mutant| mutant.id == id).unwrap();
         let context = Context::new(&set, mutant.source.as_ref(), MLA_NORM_EPS);

@@ -147,11 +147,7 @@ fn e11_a_run_over_unreadable_bytes_names_file_and_layer() {
     let (file, offset) = runs[5].place();
     let shards = model.checkpoint.shards().iter().enumerate();
     let shards = shards.map(|(index, shard)| {
-        let (from, to) = if index == file {
-            (offset, offset + 1)
-        } else {
-            (0, 0)
-        };
+        let (from, to) = if index == file { (offset, offset + 1) } else { (0, 0) };
         let file = File::open(shard.path()).unwrap();
         BlockFile::of(shard.path(), Box::new(Unreadable { file, from, to }), None)
     });
@@ -163,10 +159,7 @@ fn e11_a_run_over_unreadable_bytes_names_file_and_layer() {
         }
     }
     let text = layers.layer(5).unwrap_err().to_string();
-    assert!(
-        text.contains("layer 5") && text.contains(".safetensors"),
-        "{text}"
-    );
+    assert!(text.contains("layer 5") && text.contains(".safetensors"), "{text}");
 }
 
 /// A reader that takes its time.

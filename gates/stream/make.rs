@@ -55,12 +55,7 @@ pub fn resident() -> StreamOptions {
 }
 
 pub fn streamed(ring: usize, slots: usize) -> StreamOptions {
-    StreamOptions {
-        pinned: Vec::new(),
-        ring_slots: ring,
-        expert_slots: slots,
-        ..resident()
-    }
+    StreamOptions { pinned: Vec::new(), ring_slots: ring, expert_slots: slots, ..resident() }
 }
 
 pub fn engine(files: &ModelFiles, stream: &StreamOptions) -> StreamedEngine<Contract> {

@@ -32,10 +32,7 @@ fn e06_the_limit_is_exact() {
     let demand = demand(100);
     let plan = demand.plan(&fixed(), None).unwrap();
     let total = plan.total_bytes;
-    assert_eq!(
-        total,
-        plan.components.iter().map(|line| line.bytes).sum::<u64>()
-    );
+    assert_eq!(total, plan.components.iter().map(|line| line.bytes).sum::<u64>());
     for limit in [total + 6_000_000, total] {
         let at = demand.plan(&fixed(), Some(limit)).unwrap();
         assert_eq!((at.total_bytes, at.limit_bytes), (total, Some(limit)));
@@ -44,14 +41,8 @@ fn e06_the_limit_is_exact() {
     assert_eq!(refusal.needed_bytes, total);
     let text = refusal.to_string();
     let mb = |bytes: u64| format!("{:.3} MB", bytes as f64 / 1e6);
-    assert!(
-        text.contains(&mb(total)) && text.contains(&mb(total - 6_000_000)),
-        "{text}"
-    );
-    assert!(
-        text.contains("would fit") || text.contains("the least"),
-        "{text}"
-    );
+    assert!(text.contains(&mb(total)) && text.contains(&mb(total - 6_000_000)), "{text}");
+    assert!(text.contains("would fit") || text.contains("the least"), "{text}");
 }
 
 /// A limit of its own for the trunk or the experts is kept or refused, never exceeded in silence.
@@ -59,26 +50,17 @@ fn e06_the_limit_is_exact() {
 fn parts_with_limits_of_their_own() {
     let demand = demand(100);
     let largest = *demand.layer_bytes.iter().max().unwrap();
-    let trunk = |bytes, ring| Wishes {
-        trunk_bytes: Some(bytes),
-        ring_slots: ring,
-        ..Wishes::default()
-    };
+    let trunk =
+        |bytes, ring| Wishes { trunk_bytes: Some(bytes), ring_slots: ring, ..Wishes::default() };
     let refusal = demand.plan(&trunk(largest / 2, None), None).unwrap_err();
     assert!(refusal.needed_bytes > refusal.limit_bytes, "{refusal}");
     assert!(refusal.to_string().contains("a ring that holds any layer"));
     assert!(demand.plan(&trunk(2 * largest, Some(3)), None).is_err());
     let kept = demand.plan(&trunk(4 * largest, Some(3)), None).unwrap();
-    let trunk_lines = kept
-        .components
-        .iter()
-        .filter(|line| line.name.starts_with("trunk"));
+    let trunk_lines = kept.components.iter().filter(|line| line.name.starts_with("trunk"));
     assert!(trunk_lines.map(|line| line.bytes).sum::<u64>() <= 4 * largest);
     for slots in [0, 1] {
-        let wishes = Wishes {
-            expert_slots: Some(slots),
-            ..Wishes::default()
-        };
+        let wishes = Wishes { expert_slots: Some(slots), ..Wishes::default() };
         let text = demand.plan(&wishes, None).unwrap_err().to_string();
         assert!(text.contains("2 expert slots"), "{text}");
     }
@@ -132,16 +114,10 @@ fn long_contexts_cost_the_latent_only() {
     assert_eq!(long.recurrent_bytes(), short.recurrent_bytes());
     let mut state = State::new(shape);
     state.reserve(shape, 3000);
-    let held: usize = state
-        .mla
-        .iter()
-        .map(|cache| 4 * cache.rows.capacity())
-        .sum();
+    let held: usize = state.mla.iter().map(|cache| 4 * cache.rows.capacity()).sum();
     assert_eq!(held as u64, 3000 * per_position);
     let recurrent = state.kda.iter();
-    let values: usize = recurrent
-        .map(|slot| slot.recurrent.len() + slot.convolution.len())
-        .sum();
+    let values: usize = recurrent.map(|slot| slot.recurrent.len() + slot.convolution.len()).sum();
     assert_eq!(4 * values as u64, short.recurrent_bytes());
 }
 
@@ -170,10 +146,7 @@ fn released_sizes_pin_more_largest_first() {
     let sizes: Vec<u64> = (0..93).map(size).collect();
     let total: u64 = sizes.iter().sum();
     // What the published pack holds, but for its padding.
-    assert!(
-        (108_500_000_000..109_000_000_000).contains(&total),
-        "{total}"
-    );
+    assert!((108_500_000_000..109_000_000_000).contains(&total), "{total}");
     for gb in [5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 110] {
         let budget = gb * 1_000_000_000;
         let ours = trunk::choose(&sizes, 2, budget).unwrap();
@@ -195,14 +168,8 @@ fn released_sizes_pin_more_largest_first() {
 fn e05_memory_limits_refuse_and_run() {
     let output = expect(&mut generate(&["--gen", "2", "--memory", "1MB"]), 5);
     let stderr = text(&output.stderr);
-    assert!(
-        stderr.contains("refused") && stderr.contains("the limit is 1.000 MB"),
-        "{stderr}"
-    );
-    assert!(
-        stderr.lines().any(|line| line.starts_with("hint: ")),
-        "{stderr}"
-    );
+    assert!(stderr.contains("refused") && stderr.contains("the limit is 1.000 MB"), "{stderr}");
+    assert!(stderr.lines().any(|line| line.starts_with("hint: ")), "{stderr}");
     expect(&mut generate(&["--gen", "2", "--memory", "64MB"]), 0);
 }
 

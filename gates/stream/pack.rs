@@ -14,13 +14,8 @@ use k3_verify::stream::pack::{MANIFEST, Pack, PackError, pack};
 fn packed(model: &Path) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
     let files = open(model, None);
-    pack(
-        &files.checkpoint,
-        &files.binding,
-        folder.path(),
-        &mut |_| ControlFlow::Continue(()),
-    )
-    .unwrap();
+    pack(&files.checkpoint, &files.binding, folder.path(), &mut |_| ControlFlow::Continue(()))
+        .unwrap();
     folder
 }
 
@@ -43,10 +38,7 @@ fn e02_a_pack_is_aligned_and_gives_the_bits_of_the_shards() {
         assert_eq!(number("offset") % 4096, 0);
         assert_eq!(number("length") % 4096, 0);
         let tensors = layer["tensors"].as_object().unwrap();
-        let bytes: u64 = tensors
-            .values()
-            .map(|t| t["length"].as_u64().unwrap())
-            .sum();
+        let bytes: u64 = tensors.values().map(|t| t["length"].as_u64().unwrap()).sum();
         odd += u64::from(!bytes.is_multiple_of(4096));
     }
     assert!(odd > 0, "the sizes were whole blocks to begin with");
@@ -56,10 +48,7 @@ fn e02_a_pack_is_aligned_and_gives_the_bits_of_the_shards() {
     for ring in [1, 2, 3] {
         let mut stream = streamed(ring, 2);
         stream.direct = true;
-        assert!(
-            feed(&engine(&files, &stream), &ids) == expected,
-            "ring {ring}"
-        );
+        assert!(feed(&engine(&files, &stream), &ids) == expected, "ring {ring}");
     }
 }
 
@@ -69,11 +58,7 @@ type Change = fn(&mut serde_json::Value);
 #[allow(clippy::too_many_lines, reason = "a table")]
 fn lies() -> Vec<(&'static str, Change, &'static str)> {
     vec![
-        (
-            "no layers",
-            |m| m["layers"] = serde_json::json!([]),
-            "no layers",
-        ),
+        ("no layers", |m| m["layers"] = serde_json::json!([]), "no layers"),
         (
             "12 layers",
             |m| {
@@ -81,32 +66,12 @@ fn lies() -> Vec<(&'static str, Change, &'static str)> {
             },
             "12 layers",
         ),
-        (
-            "negative size",
-            |m| m["layers"][3]["length"] = (-4096).into(),
-            "invalid value",
-        ),
-        (
-            "no length",
-            |m| m["layers"][3]["length"] = 0.into(),
-            "multiples of 4096",
-        ),
+        ("negative size", |m| m["layers"][3]["length"] = (-4096).into(), "invalid value"),
+        ("no length", |m| m["layers"][3]["length"] = 0.into(), "multiples of 4096"),
         ("alignment 512", |m| m["align"] = 512.into(), "align 512"),
-        (
-            "odd offset",
-            |m| m["layers"][3]["offset"] = 512.into(),
-            "multiples of 4096",
-        ),
-        (
-            "beyond the data",
-            |m| m["layers"][12]["offset"] = (1_u64 << 40).into(),
-            "the data has",
-        ),
-        (
-            "wraps",
-            |m| m["layers"][12]["offset"] = (u64::MAX - 4095).into(),
-            "the data has",
-        ),
+        ("odd offset", |m| m["layers"][3]["offset"] = 512.into(), "multiples of 4096"),
+        ("beyond the data", |m| m["layers"][12]["offset"] = (1_u64 << 40).into(), "the data has"),
+        ("wraps", |m| m["layers"][12]["offset"] = (u64::MAX - 4095).into(), "the data has"),
         (
             "leaves its run",
             |m| {
@@ -115,16 +80,8 @@ fn lies() -> Vec<(&'static str, Change, &'static str)> {
             },
             "leaves its run",
         ),
-        (
-            "other order",
-            |m| m["layers"][4]["layer"] = 5.into(),
-            "in place 4",
-        ),
-        (
-            "another file",
-            |m| m["data"] = "../trunk.bin".into(),
-            "no file name",
-        ),
+        ("other order", |m| m["layers"][4]["layer"] = 5.into(), "in place 4"),
+        ("another file", |m| m["data"] = "../trunk.bin".into(), "no file name"),
     ]
 }
 
@@ -137,15 +94,10 @@ fn e08_every_lie_of_a_manifest_is_refused() {
         let mut lie = good.clone();
         change(&mut lie);
         fs::write(folder.path().join(MANIFEST), lie.to_string()).unwrap();
-        let refused = Pack::open(folder.path()).and_then(|pack| {
-            pack.runs_for(&open(&tiny(), None).checkpoint, 13)
-                .map(|_| ())
-        });
+        let refused = Pack::open(folder.path())
+            .and_then(|pack| pack.runs_for(&open(&tiny(), None).checkpoint, 13).map(|_| ()));
         let text = refused.unwrap_err().to_string();
-        assert!(
-            text.contains(part) && !text.contains('\n'),
-            "{name}: {text}"
-        );
+        assert!(text.contains(part) && !text.contains('\n'), "{name}: {text}");
     }
 }
 
@@ -191,12 +143,7 @@ fn an_interrupted_pack_is_taken_up_and_checked() {
     leave(&bytes[..end as usize + 100]);
     let files = open(&tiny(), None);
     let again = || {
-        pack(
-            &files.checkpoint,
-            &files.binding,
-            folder.path(),
-            &mut |_| ControlFlow::Continue(()),
-        )
+        pack(&files.checkpoint, &files.binding, folder.path(), &mut |_| ControlFlow::Continue(()))
     };
     let packed = again().unwrap();
     assert_eq!((packed.layers, packed.resumed_layers), (13, 6));
@@ -206,15 +153,9 @@ fn an_interrupted_pack_is_taken_up_and_checked() {
     damaged[7] ^= 1;
     leave(&damaged);
     let text = again().unwrap_err().to_string();
-    assert!(
-        text.contains("layer 0") && text.contains("sha256"),
-        "{text}"
-    );
+    assert!(text.contains("layer 0") && text.contains("sha256"), "{text}");
     let packed = again().unwrap();
-    assert_eq!(
-        packed.resumed_layers, 0,
-        "the damaged part was believed again"
-    );
+    assert_eq!(packed.resumed_layers, 0, "the damaged part was believed again");
     assert!(fs::read(folder.path().join(data)).unwrap() == bytes);
     let left: Vec<_> = fs::read_dir(folder.path()).unwrap().collect();
     assert_eq!(left.len(), 2, "{left:?}");
@@ -258,22 +199,14 @@ fn a_pack_is_replaced_as_a_whole() {
     let text = fs::read_to_string(&config).unwrap();
     fs::write(&config, format!("{text}\n")).unwrap();
     let files = open(other.path(), None);
-    pack(
-        &files.checkpoint,
-        &files.binding,
-        folder.path(),
-        &mut |_| ControlFlow::Continue(()),
-    )
-    .unwrap();
+    pack(&files.checkpoint, &files.binding, folder.path(), &mut |_| ControlFlow::Continue(()))
+        .unwrap();
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
     open(other.path(), Some(folder.path()));
     let mut command = super::make::generate(&["--gen", "1"]);
     let output = expect(command.arg("--trunk").arg(folder.path()), 3);
     let stderr = super::make::text(&output.stderr);
-    assert!(
-        stderr.contains("made from checkpoint") && stderr.contains("hint: "),
-        "{stderr}"
-    );
+    assert!(stderr.contains("made from checkpoint") && stderr.contains("hint: "), "{stderr}");
 }
 
 fn scattered() -> (tempfile::TempDir, PathBuf) {
@@ -290,10 +223,8 @@ fn scattered() -> (tempfile::TempDir, PathBuf) {
         .unwrap();
     let one = tensors.remove(moved);
     tensors.insert(0, one);
-    let data: Vec<Vec<u8>> = tensors
-        .iter()
-        .map(|info| checkpoint.read(info.name).unwrap())
-        .collect();
+    let data: Vec<Vec<u8>> =
+        tensors.iter().map(|info| checkpoint.read(info.name).unwrap()).collect();
     let specs: Vec<_> = tensors
         .iter()
         .map(|info| k3_verify::checkpoint::write::TensorSpec {
@@ -317,15 +248,9 @@ fn scattered() -> (tempfile::TempDir, PathBuf) {
 fn a_scattered_layer_is_refused_by_pack_and_read_from_its_shards() {
     let (_folder, model) = scattered();
     let out = tempfile::tempdir().unwrap();
-    let output = expect(
-        binary().arg("pack").arg(&model).arg(out.path().join("p")),
-        3,
-    );
+    let output = expect(binary().arg("pack").arg(&model).arg(out.path().join("p")), 3);
     let stderr = text(&output.stderr);
-    assert!(
-        stderr.contains("layer 3") && stderr.contains("2 pieces"),
-        "{stderr}"
-    );
+    assert!(stderr.contains("layer 3") && stderr.contains("2 pieces"), "{stderr}");
     assert!(!out.path().join("p").exists());
     let ids = &ids("full_ids")[..6];
     let expected = feed(&engine(&open(&tiny(), None), &resident()), ids);

@@ -44,11 +44,7 @@ fn g06_batches_and_chunks_change_no_bit() {
     let files = open(&tiny(), None);
     let ids = &ids("full_ids")[..16];
     let run = |chunk_tokens: usize, batch: usize| {
-        let options = EngineOptions {
-            chunk_tokens,
-            threads: 2,
-            ..EngineOptions::default()
-        };
+        let options = EngineOptions { chunk_tokens, threads: 2, ..EngineOptions::default() };
         let streamed = engine_of(&files, &streamed(2, 3), options);
         let mut sequence = EngineSequence::new(Arc::clone(&streamed.engine));
         let mut got = Vec::new();
@@ -84,9 +80,7 @@ fn loaded(path: &Path, ours: &Header) -> Result<(), String> {
     let mut state = k3_verify::model::State::new(&files.shape);
     let saved = SavedState::open(path).map_err(|error| error.to_string())?;
     saved.check(ours).map_err(|error| error.to_string())?;
-    let read = saved
-        .load_into(&mut state)
-        .map_err(|error| error.to_string());
+    let read = saved.load_into(&mut state).map_err(|error| error.to_string());
     // A state that failed to load is marked: the engine will not go on with it.
     assert_eq!(state.interrupted, read.is_err());
     read
@@ -100,17 +94,7 @@ fn g05_every_bad_state_is_refused() {
     let (path, header) = saved(folder.path());
     let good = fs::read(&path).unwrap();
     loaded(&path, &header).unwrap();
-    for cut in [
-        0,
-        7,
-        8,
-        15,
-        16,
-        100,
-        good.len() / 2,
-        good.len() - 33,
-        good.len() - 1,
-    ] {
+    for cut in [0, 7, 8, 15, 16, 100, good.len() / 2, good.len() - 33, good.len() - 1] {
         fs::write(&path, &good[..cut]).unwrap();
         let error = loaded(&path, &header).unwrap_err();
         assert!(!error.contains('\n'), "{error}");
@@ -148,11 +132,7 @@ fn g05_every_bad_state_is_refused() {
         cache.rows = vec![0.0; 100_000 * files.shape.cache_width()];
     }
     save(&path, &long, &state).unwrap();
-    command
-        .arg("--model")
-        .arg(tiny())
-        .arg("--load-state")
-        .arg(&path);
+    command.arg("--model").arg(tiny()).arg("--load-state").arg(&path);
     let stderr = text(&expect(&mut command, 5).stderr);
     assert!(stderr.contains("refused"), "{stderr}");
 }
@@ -166,12 +146,7 @@ fn g05_a_restored_run_goes_on_in_the_same_bits() {
         let output = expect(command.args(["--format", "json"]), 0);
         serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
     };
-    let whole = json(&mut generate(&[
-        "--gen",
-        "9",
-        "--dump-logits",
-        &file("whole"),
-    ]));
+    let whole = json(&mut generate(&["--gen", "9", "--dump-logits", &file("whole")]));
     let first = json(&mut generate(&[
         "--gen",
         "4",
@@ -182,22 +157,8 @@ fn g05_a_restored_run_goes_on_in_the_same_bits() {
     ]));
     let mut command = binary();
     command.arg("generate").arg("--model").arg(tiny());
-    command.args([
-        "--gen",
-        "5",
-        "--ring",
-        "2",
-        "--trunk-gb",
-        "0.001",
-        "--expert-slots",
-        "2",
-    ]);
-    command.args([
-        "--load-state",
-        &file("state"),
-        "--dump-logits",
-        &file("second"),
-    ]);
+    command.args(["--gen", "5", "--ring", "2", "--trunk-gb", "0.001", "--expert-slots", "2"]);
+    command.args(["--load-state", &file("state"), "--dump-logits", &file("second")]);
     let second = json(&mut command);
     let ids = |report: &serde_json::Value| report["generated_ids"].as_array().unwrap().clone();
     assert_eq!(ids(&whole), [ids(&first), ids(&second)].concat());
@@ -225,11 +186,7 @@ fn g05_a_killed_save_leaves_a_whole_state() {
     let mut seen = std::collections::BTreeSet::new();
     for delay in [1, 5, 10, 15, 20, 25, 30, 40] {
         let mut command = save(&[4, 5, 6, 7]);
-        let mut child = command
-            .stdout(Stdio::null())
-            .stderr(Stdio::null())
-            .spawn()
-            .unwrap();
+        let mut child = command.stdout(Stdio::null()).stderr(Stdio::null()).spawn().unwrap();
         std::thread::sleep(Duration::from_millis(delay));
         let _ = child.kill();
         child.wait().unwrap();
@@ -239,10 +196,7 @@ fn g05_a_killed_save_leaves_a_whole_state() {
         loaded(&path, &ours).unwrap();
         seen.insert(state.header.position);
     }
-    assert!(
-        seen.iter().all(|position| [3, 4].contains(position)),
-        "{seen:?}"
-    );
+    assert!(seen.iter().all(|position| [3, 4].contains(position)), "{seen:?}");
 }
 
 /// A06: state out to a file and back at every position.
@@ -262,10 +216,7 @@ fn a06_state_through_a_file_at_every_position() {
         let header = Header::new(identity, 1e-6, &files.shape, cut, ids[..cut].to_vec());
         save(&path, &header, &sequence.state).unwrap();
         let mut sequence = EngineSequence::new(Arc::clone(&streamed.engine));
-        SavedState::open(&path)
-            .unwrap()
-            .load_into(&mut sequence.state)
-            .unwrap();
+        SavedState::open(&path).unwrap().load_into(&mut sequence.state).unwrap();
         let rest = bits(&sequence.feed(&ids[cut..]).unwrap());
         assert!(rest == expected[cut * vocabulary..], "cut at {cut}");
     }

@@ -13,11 +13,7 @@ pub fn expect(arguments: &[&str], code: i32) -> (String, String) {
         .expect("the binary starts");
     let text = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
     let (stdout, stderr) = (text(&output.stdout), text(&output.stderr));
-    assert_eq!(
-        output.status.code(),
-        Some(code),
-        "{arguments:?}\n{stdout}\n{stderr}"
-    );
+    assert_eq!(output.status.code(), Some(code), "{arguments:?}\n{stdout}\n{stderr}");
     assert!(!stderr.contains("panicked"), "{stderr}");
     if code == 3 {
         let errors = stderr.lines().filter(|line| line.starts_with("error: "));
@@ -28,9 +24,7 @@ pub fn expect(arguments: &[&str], code: i32) -> (String, String) {
 
 /// A file of the shipped fixtures.
 pub fn fixture(path: &str) -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR"))
-        .join("fixtures")
-        .join(path)
+    Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures").join(path)
 }
 
 /// A path as an argument.

@@ -37,8 +37,7 @@ pub fn widen_vocabulary(from: &Path, to: &Path, vocabulary: usize) {
     let file = std::fs::File::create(to.join("model.safetensors")).unwrap();
     let start = 8 + header.len() as u64;
     file.set_len(start + at).unwrap();
-    file.write_all_at(&(header.len() as u64).to_le_bytes(), 0)
-        .unwrap();
+    file.write_all_at(&(header.len() as u64).to_le_bytes(), 0).unwrap();
     file.write_all_at(header.as_bytes(), 8).unwrap();
     for (name, at) in places {
         let bytes = checkpoint.read(&name).unwrap();

@@ -49,10 +49,7 @@ fn an_interrupted_run_goes_on() {
     assert!(text.contains("10 shards were there"), "{text}");
     for (n, before) in [1, 3, 4, 6].into_iter().zip(before) {
         let after = shard(n).metadata().unwrap();
-        assert_eq!(
-            (after.ino(), after.mtime_nsec()),
-            (before.ino(), before.mtime_nsec())
-        );
+        assert_eq!((after.ino(), after.mtime_nsec()), (before.ino(), before.mtime_nsec()));
     }
     assert!(files(&whole) == files(&out));
 }
@@ -69,10 +66,7 @@ fn a_damaged_shard_is_not_taken_for_whole() {
         damaged[start..end].fill(0);
         std::fs::write(&path, &damaged).unwrap();
         let (_, error) = expect(folder.path(), "--probe 0 --layers 2", 2);
-        assert!(
-            error.contains("model-00002-of-000003.safetensors"),
-            "{error}"
-        );
+        assert!(error.contains("model-00002-of-000003.safetensors"), "{error}");
         assert_eq!(std::fs::read(&path).unwrap(), damaged);
     }
 }
@@ -91,11 +85,7 @@ fn sizes_change_only_what_they_must() {
     let whole = make("whole", "");
     let five = make("five", "--layers 5 --vocab 320");
     for n in 1..=5 {
-        assert!(
-            whole[&shard(n, 14)] == five[&shard(n, 6)],
-            "layer {}",
-            n - 1
-        );
+        assert!(whole[&shard(n, 14)] == five[&shard(n, 6)], "layer {}", n - 1);
     }
     assert!(whole[&shard(14, 14)] != five[&shard(6, 6)]);
     let other = make("other", "--seed 2");
@@ -116,11 +106,7 @@ fn the_layout_is_that_of_the_release() {
     let config = RawConfig::read(&folder.path().join("config.json")).unwrap();
     let binding = Binding::bind(&checkpoint, &config).unwrap();
     assert!(checkpoint.has_index() && checkpoint.notes().is_empty());
-    assert_eq!(
-        binding.bound_count(),
-        checkpoint.len() - 2,
-        "layer 0 has two unused weights"
-    );
+    assert_eq!(binding.bound_count(), checkpoint.len() - 2, "layer 0 has two unused weights");
     for layer in 0..config.num_hidden_layers {
         let is_trunk = |(role, _): &(Role, TensorId)| role.dtype() != Dtype::U8;
         let mut trunk: Vec<_> = binding.layer_tensors(layer).filter(is_trunk).collect();
@@ -145,22 +131,11 @@ fn the_layout_is_that_of_the_release() {
             }
         }
     }
-    for role in [
-        Role::EmbedTokens,
-        Role::LmHead,
-        Role::FinalNorm,
-        Role::OutputResProj,
-    ] {
+    for role in [Role::EmbedTokens, Role::LmHead, Role::FinalNorm, Role::OutputResProj] {
         let id = binding.model_tensor(role).unwrap();
         assert_eq!(checkpoint.info(id).shard, config.num_hidden_layers);
     }
     // What kernels for the release accept.
-    assert_eq!(
-        (config.kda_head_dim, config.kv_lora_rank, config.v_head_dim),
-        (128, 512, 128)
-    );
-    assert_eq!(
-        (config.qk_nope_head_dim, config.qk_rope_head_dim),
-        (128, 64)
-    );
+    assert_eq!((config.kda_head_dim, config.kv_lora_rank, config.v_head_dim), (128, 512, 128));
+    assert_eq!((config.qk_nope_head_dim, config.qk_rope_head_dim), (128, 64));
 }

@@ -71,15 +71,8 @@ fn a_write_that_fails_leaves_nothing_half_written() {
         .unwrap();
     let error = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(3), "{error}");
-    assert!(
-        error.contains("of-000003.safetensors: cannot be written"),
-        "{error}"
-    );
-    assert!(
-        !files(&out)
-            .keys()
-            .any(|name| name.ends_with(".part") || name == "config.json")
-    );
+    assert!(error.contains("of-000003.safetensors: cannot be written"), "{error}");
+    assert!(!files(&out).keys().any(|name| name.ends_with(".part") || name == "config.json"));
     expect(&out, "--layers 2 --probe 0", 0);
 }
 
@@ -96,12 +89,7 @@ fn existing_files_are_refused_and_left_alone() {
     let out = folder.path().join("out");
     expect(&out, "--layers 2 --probe 0", 0);
     let before = files(&out);
-    for other in [
-        "--seed 2",
-        "--experts 10",
-        "--vocab 320",
-        "--sparse --shape tiny",
-    ] {
+    for other in ["--seed 2", "--experts 10", "--vocab 320", "--sparse --shape tiny"] {
         let (_, error) = expect(&out, &format!("--layers 2 {other}"), 2);
         assert!(error.contains("belongs to another checkpoint"), "{error}");
     }

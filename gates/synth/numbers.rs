@@ -37,11 +37,7 @@ fn ids(count: u32, vocab: usize) -> Vec<u32> {
 /// The engine's stages on `ids`.
 fn engine_dump(folder: &Path, config: &RawConfig, ids: &[u32], mla_norm_eps: f64) -> StageDump {
     let checkpoint = Checkpoint::open(folder).unwrap();
-    let options = EngineOptions {
-        threads: 2,
-        mla_norm_eps,
-        ..EngineOptions::default()
-    };
+    let options = EngineOptions { threads: 2, mla_norm_eps, ..EngineOptions::default() };
     let operations = Arc::new(Contract::default());
     let engine = Engine::resident(operations, config, &checkpoint, options).unwrap();
     let mut dump = StageDump::default();
@@ -105,10 +101,7 @@ fn engine_agrees(arguments: &str, count: u32) {
     let floor = distance(&stored.feed(&ids, &mut NoStages).unwrap().values, &right);
     let got = distance(&logits(&dump), &right);
     println!("{arguments}: logits differ by {got:e}, floor {floor:e}");
-    assert!(
-        floor > 0.0 && got <= CHAINED_FACTOR * floor,
-        "{got:e}, floor {floor:e}"
-    );
+    assert!(floor > 0.0 && got <= CHAINED_FACTOR * floor, "{got:e}, floor {floor:e}");
 
     let wrong = engine_dump(out, &config, &ids, 1e-5);
     let failing = beyond(&model, &wrong, &ids);

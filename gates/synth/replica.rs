@@ -37,10 +37,7 @@ fn the_replica_has_the_published_sizes_and_takes_no_space() {
     let size = |shard: usize| checkpoint.shard_path(shard).metadata().unwrap().len();
     let total: u64 = (0..96).map(size).sum();
     assert_eq!((checkpoint.shards().len(), checkpoint.len()), (96, 497_220));
-    assert_eq!(
-        (total, checkpoint.tensor_bytes()),
-        (1_560_936_091_448, 1_560_860_324_864)
-    );
+    assert_eq!((total, checkpoint.tensor_bytes()), (1_560_936_091_448, 1_560_860_324_864));
     let config = RawConfig::read(&out.join("config.json")).unwrap();
     let binding = Binding::bind(&checkpoint, &config).unwrap();
     let unused = binding.unused_counts();

@@ -44,12 +44,7 @@ fn there_and_back() {
     said(&line, 0);
     let json = tokenize(&["--format", "json", "-"], text.as_bytes());
     let report: Value = serde_json::from_slice(&json.stdout).unwrap();
-    let ids: Vec<String> = report["ids"]
-        .as_array()
-        .unwrap()
-        .iter()
-        .map(Value::to_string)
-        .collect();
+    let ids: Vec<String> = report["ids"].as_array().unwrap().iter().map(Value::to_string).collect();
     assert_eq!(line.stdout, format!("{}\n", ids.join(",")).as_bytes());
     assert_eq!(report["special"], "text");
     assert_eq!(
@@ -67,10 +62,7 @@ fn there_and_back() {
     assert_eq!(half.stdout.len(), 1);
     let json = tokenize(&["--decode", "--format", "json", "-"], b"172");
     let report: Value = serde_json::from_slice(&json.stdout).unwrap();
-    assert_eq!(
-        (&report["text"], &report["is_utf8"]),
-        (&"\u{fffd}".into(), &false.into())
-    );
+    assert_eq!((&report["text"], &report["is_utf8"]), (&"\u{fffd}".into(), &false.into()));
 }
 
 /// D05: the default is text, --help says so, and only --special token makes tokens.
@@ -82,20 +74,14 @@ fn d05_markers_by_default() {
         said(&output, 0);
         String::from_utf8(output.stdout).unwrap()
     };
-    assert_eq!(
-        ids(&["--special", "token", "-"]),
-        "64,163588,2778,163589,163586\n"
-    );
+    assert_eq!(ids(&["--special", "token", "-"]), "64,163588,2778,163589,163586\n");
     assert_eq!(ids(&["-"]), ids(&["--special", "text", "-"]));
     let below = |id: &str| id.parse::<usize>().unwrap() < K3_RANKS;
     assert!(ids(&["-"]).trim().split(',').all(below));
     for (command, says) in [("tokenize", "[default: text]"), ("generate", "--special")] {
         let help = expect(&[command, "--help"], 0).0;
         let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
-        assert!(
-            help.contains(says) && help.contains("plain text unless"),
-            "{help}"
-        );
+        assert!(help.contains(says) && help.contains("plain text unless"), "{help}");
     }
 }
 
@@ -115,20 +101,14 @@ fn d10_nothing_is_nothing() {
 fn d11_the_help_names_the_unicode_version() {
     let help = expect(&["tokenize", "--help"], 0).0;
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
-    assert!(
-        help.contains(&format!("Unicode {UNICODE_VERSION}")),
-        "{help}"
-    );
+    assert!(help.contains(&format!("Unicode {UNICODE_VERSION}")), "{help}");
 }
 
 /// Bytes that are not UTF-8 are refused at their place, and so is what is no list of ids.
 #[test]
 fn inputs_that_are_none() {
     let stderr = said(&tokenize(&["-"], b"ab\xc3\xa9\xffc"), 3);
-    assert!(
-        stderr.contains("stdin: byte 4: expected UTF-8, got 0xFF"),
-        "{stderr}"
-    );
+    assert!(stderr.contains("stdin: byte 4: expected UTF-8, got 0xFF"), "{stderr}");
     said(&tokenize(&["-"], b"ab\xe4\xbd"), 3);
     for (ids, says) in [
         ("1,,2", "byte 2"),
@@ -164,10 +144,7 @@ fn inputs_that_are_none() {
 #[test]
 fn d13_the_vocabulary_of_a_folder() {
     let folder = tempfile::tempdir().unwrap();
-    let (path, ranks) = (
-        folder.path(),
-        rank_file(&bytes_and(&["ab", "bc", "abc", "bcd"])),
-    );
+    let (path, ranks) = (folder.path(), rank_file(&bytes_and(&["ab", "bc", "abc", "bcd"])));
     let run = |ranks: &str, config: &str| {
         write_folder(path, ranks, config);
         tokenize(&["--tokenizer", arg(path), "-"], b"abcd")
@@ -181,21 +158,12 @@ fn d13_the_vocabulary_of_a_folder() {
         "tiktoken.model: line 257: expected a rank from 0 to 163583 in decimal digits, got \"25x\"";
     assert!(stderr.contains(line), "{stderr}");
     let stderr = said(&run(&ranks.replace("4g== 226", "YWJj 226"), config), 3);
-    assert!(
-        stderr.contains("line 259: expected every token once"),
-        "{stderr}"
-    );
+    assert!(stderr.contains("line 259: expected every token once"), "{stderr}");
     let stderr = said(&run(&ranks.replace("4g== 226", "YWJjZA== 226"), config), 3);
     assert!(stderr.contains("0xE2"), "{stderr}");
     let stderr = said(&run(&ranks, "{}"), 3);
-    assert!(
-        stderr.contains("tokenizer_config.json: added_tokens_decoder"),
-        "{stderr}"
-    );
-    let stderr = said(
-        &tokenize(&["--tokenizer", arg(&path.join("none")), "-"], b"a"),
-        3,
-    );
+    assert!(stderr.contains("tokenizer_config.json: added_tokens_decoder"), "{stderr}");
+    let stderr = said(&tokenize(&["--tokenizer", arg(&path.join("none")), "-"], b"a"), 3);
     assert!(stderr.contains("no such file"), "{stderr}");
 }
 

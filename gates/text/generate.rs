@@ -32,10 +32,7 @@ impl Model {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model");
         widen_vocabulary(&fixture("tiny/model"), &path, K3_VOCABULARY);
-        Self {
-            _folder: folder,
-            path,
-        }
+        Self { _folder: folder, path }
     }
 
     /// The tiny oracle with its ids spread over K3's vocabulary: what it answers is known, and each
@@ -46,19 +43,15 @@ impl Model {
         let path = model.path.join("model.safetensors");
         let file = fs::OpenOptions::new().write(true).open(path).unwrap();
         for table in ["embed_tokens.weight", "lm_head.weight"] {
-            let tensor = checkpoint
-                .tensors()
-                .find(|tensor| tensor.name.ends_with(table));
+            let tensor = checkpoint.tensors().find(|tensor| tensor.name.ends_with(table));
             let tensor = tensor.unwrap();
             let row_bytes = tensor.byte_len as usize / K3_VOCABULARY;
             let rows = checkpoint.read(tensor.name).unwrap();
             let rows = &rows[..BYTES * row_bytes];
-            file.write_all_at(&vec![0; rows.len()], tensor.offset)
-                .unwrap();
+            file.write_all_at(&vec![0; rows.len()], tensor.offset).unwrap();
             for (id, row) in (0..).zip(rows.chunks_exact(row_bytes)) {
                 let place = spread(&[id])[0] as usize * row_bytes;
-                file.write_all_at(row, tensor.offset + place as u64)
-                    .unwrap();
+                file.write_all_at(row, tensor.offset + place as u64).unwrap();
             }
         }
         model
@@ -114,14 +107,7 @@ fn text_in_and_out() {
     let typed_prompt = typed(&prompt);
     let by_text = ["--prompt", PROMPT, "--gen", "3", "--dump-logits", arg(&one)];
     let by_text = model.run(&by_text, 0).0;
-    let by_ids = [
-        "--ids",
-        &typed_prompt,
-        "--gen",
-        "3",
-        "--dump-logits",
-        arg(&other),
-    ];
+    let by_ids = ["--ids", &typed_prompt, "--gen", "3", "--dump-logits", arg(&other)];
     let report = model.report(&by_ids);
     assert_eq!(fs::read(&one).unwrap(), fs::read(&other).unwrap());
     assert_eq!(ids(&report["prompt_ids"]), prompt);
@@ -141,9 +127,7 @@ fn text_in_and_out() {
     assert!(lines.iter().any(|line| line["name"] == "tokenizer"));
     // A stop id is kept, and so is its text.
     let stop = generated[4].to_string();
-    let stopped = model
-        .run(&["--ids", &ids_typed, "--gen", "12", "--stop-id", &stop], 0)
-        .0;
+    let stopped = model.run(&["--ids", &ids_typed, "--gen", "12", "--stop-id", &stop], 0).0;
     assert_eq!(stopped, text_of(&generated[..5]));
     assert_eq!(model.run(&["--ids", &ids_typed, "--gen", "0"], 0).0, "");
 }
@@ -155,10 +139,7 @@ fn d02_halves_of_characters_in_a_run() {
     let prompt = typed(&oracle_ids("prompt_ids"));
     let streamed = model.run(&["--ids", &prompt, "--gen", "20"], 0).0;
     let greedy = oracle_ids("greedy_ids");
-    assert!(
-        streamed.contains('\u{fffd}'),
-        "no half in {greedy:?}: choose another model"
-    );
+    assert!(streamed.contains('\u{fffd}'), "no half in {greedy:?}: choose another model");
     assert_eq!(streamed, text_of(&greedy));
     // A run that ends in the middle of a character.
     let in_the_middle = |count: &usize| {
@@ -166,12 +147,8 @@ fn d02_halves_of_characters_in_a_run() {
         std::str::from_utf8(bytes.utf8_chunks().last().unwrap().invalid())
             .is_err_and(|error| error.error_len().is_none())
     };
-    let count = (1..=greedy.len())
-        .find(in_the_middle)
-        .expect("a half at some end");
-    let streamed = model
-        .run(&["--ids", &prompt, "--gen", &count.to_string()], 0)
-        .0;
+    let count = (1..=greedy.len()).find(in_the_middle).expect("a half at some end");
+    let streamed = model.run(&["--ids", &prompt, "--gen", &count.to_string()], 0).0;
     assert!(streamed.ends_with('\u{fffd}'));
     assert_eq!(streamed, text_of(&greedy[..count]));
 }
@@ -193,33 +170,18 @@ fn prompts_from_files() {
     assert!(tokens.contains(&163_587));
     assert_eq!(prompted(&text, &["--special", "token"]), tokens);
     let out = model.path.join("out");
-    let streamed = model
-        .run(&["--prompt", "a", "--gen", "3", "--out", arg(&out)], 0)
-        .0;
+    let streamed = model.run(&["--prompt", "a", "--gen", "3", "--out", arg(&out)], 0).0;
     let report = fs::read_to_string(out.join("report.txt")).unwrap();
-    assert!(
-        report.contains(&format!("generated text: {streamed:?}")),
-        "{report}"
-    );
-    assert!(
-        fs::read_to_string(out.join("report.html"))
-            .unwrap()
-            .contains("generated text: ")
-    );
+    assert!(report.contains(&format!("generated text: {streamed:?}")), "{report}");
+    assert!(fs::read_to_string(out.join("report.html")).unwrap().contains("generated text: "));
     fs::write(&file, b"ab\xff").unwrap();
     let stderr = model.run(&["--prompt-file", arg(&file)], 3).1;
-    assert!(
-        stderr.contains("prompt: byte 2: expected UTF-8"),
-        "{stderr}"
-    );
+    assert!(stderr.contains("prompt: byte 2: expected UTF-8"), "{stderr}");
     model.run(&["--prompt-file", "/no/such/file"], 3);
     // It is encoded before memory can be planned: what that may take is bounded.
     fs::write(&file, vec![b'a'; (4 << 20) + 1]).unwrap();
     let stderr = model.run(&["--prompt-file", arg(&file)], 3).1;
-    assert!(
-        stderr.contains("larger than the limit of 4194304 bytes"),
-        "{stderr}"
-    );
+    assert!(stderr.contains("larger than the limit of 4194304 bytes"), "{stderr}");
     fs::write(&file, "").unwrap();
     model.run(&["--prompt-file", arg(&file)], 2);
     model.run(&["--prompt", ""], 2);
@@ -239,25 +201,16 @@ fn whose_vocabulary() {
     let config = r#"{"added_tokens_decoder":{"163584":{"content":"[BOS]"}}}"#;
     write_folder(&model.path, &ranks, config);
     let report = model.report(&["--prompt", PROMPT, "--gen", "2"]);
-    assert_eq!(
-        report["settings"]["vocabulary_of_text"],
-        "the model's folder"
-    );
+    assert_eq!(report["settings"]["vocabulary_of_text"], "the model's folder");
     assert_eq!(ids(&report["prompt_ids"]), plain(built_in(), PROMPT));
     assert_eq!(report["peak"]["within"], true, "{}", report["peak"]);
     let other = model.path.join("other");
     write_folder(&other, &rank_file(&bytes_and(&[])), config);
     let stderr = model.run(&["--ids", "1", "--tokenizer", arg(&other)], 3).1;
-    assert!(
-        stderr.contains("expected K3's 163584 ranks, got 256"),
-        "{stderr}"
-    );
+    assert!(stderr.contains("expected K3's 163584 ranks, got 256"), "{stderr}");
     fs::remove_file(model.path.join("tokenizer_config.json")).unwrap();
     let stderr = model.run(&["--ids", "1", "--gen", "1"], 3).1;
-    assert!(
-        stderr.contains("tokenizer_config.json: no such file"),
-        "{stderr}"
-    );
+    assert!(stderr.contains("tokenizer_config.json: no such file"), "{stderr}");
     assert!(stderr.contains("hint: --tokenizer DIR"), "{stderr}");
 }
 
@@ -267,16 +220,13 @@ fn what_has_streamed_stands() {
     let model = Model::bytes();
     let first = ids(&model.report(&["--ids", "5,6,7", "--gen", "1"])["generated_ids"]);
     let checkpoint = Checkpoint::open(&model.path).unwrap();
-    let table = checkpoint
-        .tensors()
-        .find(|tensor| tensor.name.ends_with("embed_tokens.weight"))
-        .unwrap();
+    let table =
+        checkpoint.tensors().find(|tensor| tensor.name.ends_with("embed_tokens.weight")).unwrap();
     let row_bytes = table.byte_len / table.shape[0] as u64;
     let shard = checkpoint.shard_path(table.shard);
     let file = fs::OpenOptions::new().write(true).open(shard).unwrap();
     let nan = [0xC0, 0x7F].repeat(row_bytes as usize / 2);
-    file.write_all_at(&nan, table.offset + u64::from(first[0]) * row_bytes)
-        .unwrap();
+    file.write_all_at(&nan, table.offset + u64::from(first[0]) * row_bytes).unwrap();
     let (stdout, stderr) = model.run(&["--ids", "5,6,7", "--gen", "5"], 1);
     assert_eq!(stdout, text_of(&first));
     let errors = stderr.lines().filter(|line| line.starts_with("error: "));
@@ -302,11 +252,7 @@ fn a_closed_pipe_ends_the_run() {
     let stderr = String::from_utf8(output.stderr).unwrap();
     assert_eq!(output.status.code(), Some(0), "{stderr}");
     assert!(!stderr.contains("error"), "{stderr}");
-    assert!(
-        stderr.lines().count() < steps / 2,
-        "{}",
-        stderr.lines().count()
-    );
+    assert!(stderr.lines().count() < steps / 2, "{}", stderr.lines().count());
 }
 
 /// Text for a vocabulary that is not K3's, two prompts or none: refused before any work.
@@ -314,27 +260,13 @@ fn a_closed_pipe_ends_the_run() {
 fn text_needs_k3s_vocabulary() {
     let tiny = fixture("tiny/model");
     let run = |arguments: &[&str]| {
-        expect(
-            &[&["generate", "--model", arg(&tiny)], arguments].concat(),
-            2,
-        )
-        .1
+        expect(&[&["generate", "--model", arg(&tiny)], arguments].concat(), 2).1
     };
     for option in ["--prompt", "--prompt-file", "--tokenizer"] {
-        let ids: &[&str] = if option == "--tokenizer" {
-            &["--ids", "1"]
-        } else {
-            &[]
-        };
+        let ids: &[&str] = if option == "--tokenizer" { &["--ids", "1"] } else { &[] };
         let stderr = run(&[&[option, "/no/such/file"], ids].concat());
-        assert!(
-            stderr.contains(option) && stderr.contains("163840"),
-            "{stderr}"
-        );
-        assert!(
-            stderr.contains("got vocab_size 256") && stderr.contains("--ids"),
-            "{stderr}"
-        );
+        assert!(stderr.contains(option) && stderr.contains("163840"), "{stderr}");
+        assert!(stderr.contains("got vocab_size 256") && stderr.contains("--ids"), "{stderr}");
     }
     for wrong in [
         &[][..],

@@ -39,16 +39,11 @@ fn every_vector_both_ways() {
     for (name, tokenizer) in both().into_iter().chain([("the file", &released)]) {
         for case in cases {
             let text = case["text"].as_str().unwrap();
-            for (special, key) in [
-                (Special::Text, "ids_special_as_text"),
-                (Special::Token, "ids_special_as_tokens"),
-            ] {
+            for (special, key) in
+                [(Special::Text, "ids_special_as_text"), (Special::Token, "ids_special_as_tokens")]
+            {
                 let expected = ids(&case[key]);
-                assert_eq!(
-                    tokenizer.encode(text, special),
-                    expected,
-                    "{name}: {text:?}"
-                );
+                assert_eq!(tokenizer.encode(text, special), expected, "{name}: {text:?}");
                 assert_eq!(tokenizer.decode(&expected).unwrap(), text.as_bytes());
             }
         }
@@ -77,10 +72,7 @@ fn the_published_pattern_names_and_ranks() {
         }
     }
     for id in 0..K3_RANKS as u32 {
-        assert_eq!(
-            built_in().decode(&[id]).unwrap(),
-            released.decode(&[id]).unwrap()
-        );
+        assert_eq!(built_in().decode(&[id]).unwrap(), released.decode(&[id]).unwrap());
     }
 }
 
@@ -98,11 +90,8 @@ fn d06_chat_segments() {
             let segments = case["segments"].as_array().unwrap().iter();
             let segments: Vec<(&str, Special)> = segments
                 .map(|segment| {
-                    let special = if segment[1].as_bool().unwrap() {
-                        Special::Token
-                    } else {
-                        Special::Text
-                    };
+                    let special =
+                        if segment[1].as_bool().unwrap() { Special::Token } else { Special::Text };
                     (segment[0].as_str().unwrap(), special)
                 })
                 .collect();

@@ -24,10 +24,7 @@ fn cut(pieces: &[&str]) {
     let got: Vec<&str> = splitter().split(&text).collect();
     assert_eq!(got, pieces);
     for (name, tokenizer) in both() {
-        let apart: Vec<u32> = pieces
-            .iter()
-            .flat_map(|piece| plain(tokenizer, piece))
-            .collect();
+        let apart: Vec<u32> = pieces.iter().flat_map(|piece| plain(tokenizer, piece)).collect();
         assert_eq!(plain(tokenizer, &text), apart, "{name}: {text:?}");
     }
 }
@@ -134,20 +131,14 @@ fn d05_markers_are_text_unless_asked() {
 fn d06_segments_do_not_merge() {
     let tokenizer = small(&["=\"", "\".", "=\".", "hidden"]);
     let segments = ["=\"", ".hidden\""];
-    let apart: Vec<u32> = segments
-        .iter()
-        .flat_map(|text| plain(&tokenizer, text))
-        .collect();
+    let apart: Vec<u32> = segments.iter().flat_map(|text| plain(&tokenizer, text)).collect();
     let text = segments.map(|text| (text, Special::Text));
     assert_eq!(tokenizer.encode_segments(&text), apart);
     assert_eq!(apart[..2], [256, 46]);
     assert_eq!(plain(&tokenizer, "=\".hidden\"")[0], 258);
     for (name, tokenizer) in both() {
-        let text = [
-            ("New", Special::Text),
-            ("s<|sep|>", Special::Text),
-            ("<|sep|>", Special::Token),
-        ];
+        let text =
+            [("New", Special::Text), ("s<|sep|>", Special::Text), ("<|sep|>", Special::Token)];
         let joined = plain(tokenizer, "News<|sep|>");
         let ids = tokenizer.encode_segments(&text);
         assert_ne!(ids[..ids.len() - 1], joined, "{name}");

@@ -17,9 +17,7 @@ fn problem(line: usize, with: &str) -> LineProblem {
     let mut lines: Vec<&str> = text.lines().collect();
     lines[line - 1] = with;
     match refused(&lines.join("\n")) {
-        TextError::Line {
-            line: got, problem, ..
-        } if got == line => problem,
+        TextError::Line { line: got, problem, .. } if got == line => problem,
         other => panic!("{other}"),
     }
 }
@@ -32,20 +30,11 @@ fn d13_a_missing_byte_is_named() {
     let error = refused(&rank_file(&tokens));
     assert!(matches!(error, TextError::MissingByte { byte: 0xE2, .. }));
     let text = error.to_string();
-    assert!(
-        text.contains("tiktoken.model") && text.contains("0xE2"),
-        "{text}"
-    );
+    assert!(text.contains("tiktoken.model") && text.contains("0xE2"), "{text}");
     // The same by leaving its line out.
     let text = rank_file(&bytes_and(&["ab"]));
-    let lines: Vec<&str> = text
-        .lines()
-        .filter(|line| !line.ends_with(" 226"))
-        .collect();
-    assert!(matches!(
-        refused(&lines.join("\n")),
-        TextError::MissingByte { byte: 0xE2, .. }
-    ));
+    let lines: Vec<&str> = text.lines().filter(|line| !line.ends_with(" 226")).collect();
+    assert!(matches!(refused(&lines.join("\n")), TextError::MissingByte { byte: 0xE2, .. }));
 }
 
 /// D13: line ends of two characters, a blank last line and no last line end are the same table.
@@ -71,18 +60,10 @@ fn d13_line_ends_are_free() {
 #[test]
 fn d13_bad_lines_are_refused() {
     let last = 257;
-    let repeated_rank = LineProblem::RepeatedRank {
-        rank: 3,
-        first_line: 4,
-    };
+    let repeated_rank = LineProblem::RepeatedRank { rank: 3, first_line: 4 };
     assert_eq!(problem(last, "YWI= 3"), repeated_rank);
-    assert_eq!(
-        problem(last, "AA== 256"),
-        LineProblem::RepeatedToken { first_line: 1 }
-    );
-    let rank = |got: &str| LineProblem::Rank {
-        got: got.to_owned(),
-    };
+    assert_eq!(problem(last, "AA== 256"), LineProblem::RepeatedToken { first_line: 1 });
+    let rank = |got: &str| LineProblem::Rank { got: got.to_owned() };
     for bad in ["x", "-1", "1.0", "0256", "+256", "163584", "4294967552", ""] {
         assert_eq!(problem(last, &format!("YWI= {bad}")), rank(bad));
     }
@@ -106,22 +87,9 @@ fn d13_bad_lines_are_refused() {
 #[test]
 fn d13_a_gap_is_refused() {
     let text = rank_file(&bytes_and(&["ab", "abc"]));
-    let lines: Vec<&str> = text
-        .lines()
-        .filter(|line| !line.ends_with(" 256"))
-        .collect();
+    let lines: Vec<&str> = text.lines().filter(|line| !line.ends_with(" 256")).collect();
     let gap = refused(&lines.join("\n"));
-    assert!(
-        matches!(
-            gap,
-            TextError::MissingRank {
-                rank: 256,
-                largest: 257,
-                ..
-            }
-        ),
-        "{gap}"
-    );
+    assert!(matches!(gap, TextError::MissingRank { rank: 256, largest: 257, .. }), "{gap}");
 }
 
 fn markers(text: &str) -> Result<Markers, TextError> {
@@ -132,19 +100,13 @@ fn markers(text: &str) -> Result<Markers, TextError> {
 #[test]
 fn d13_the_table_of_markers() {
     let entry = |id: &str, entry: &str| format!(r#"{{"added_tokens_decoder":{{"{id}":{entry}}}}}"#);
-    let right = markers(&entry(
-        "163590",
-        r#"{"content":"<x>","special":true,"lstrip":false}"#,
-    ));
+    let right = markers(&entry("163590", r#"{"content":"<x>","special":true,"lstrip":false}"#));
     let right = right.unwrap();
     assert_eq!(right.name(163_590), Some("<x>"));
     assert_eq!(right.name(163_591), Some("<|reserved_token_163591|>"));
     assert_eq!((right.name(163_583), right.name(163_840)), (None, None));
     for (text, says) in [
-        (
-            "{}".to_owned(),
-            "added_tokens_decoder: expected an object of markers by id, got none",
-        ),
+        ("{}".to_owned(), "added_tokens_decoder: expected an object of markers by id, got none"),
         ("[]".to_owned(), "expected an object"),
         ("{".to_owned(), "not valid JSON"),
         (entry("163583", r#"{"content":"x"}"#), "163583"),
@@ -159,22 +121,10 @@ fn d13_the_table_of_markers() {
             "163600.content: expected a text of at most 256 bytes, got 257 bytes",
         ),
         (entry("163600", "7"), "163600: expected an object"),
-        (
-            entry("163600", r#"{"content":"x","special":1}"#),
-            "163600.special",
-        ),
-        (
-            entry("163600", r#"{"content":"<|reserved_token_163700|>"}"#),
-            "which names 163700",
-        ),
-        (
-            entry("163600", r#"{"content":"x"},"163601":{"content":"x"}"#),
-            "which names 163600",
-        ),
-        (
-            entry("163600", r#"{"content":"x"},"163600":{"content":"y"}"#),
-            "duplicate key",
-        ),
+        (entry("163600", r#"{"content":"x","special":1}"#), "163600.special"),
+        (entry("163600", r#"{"content":"<|reserved_token_163700|>"}"#), "which names 163700"),
+        (entry("163600", r#"{"content":"x"},"163601":{"content":"x"}"#), "which names 163600"),
+        (entry("163600", r#"{"content":"x"},"163600":{"content":"y"}"#), "duplicate key"),
     ] {
         let error = markers(&text).unwrap_err().to_string();
         assert!(error.contains(says), "{text}: {error}");
@@ -197,10 +147,7 @@ fn names_at_the_limit_are_found_and_more_are_refused() {
     assert_eq!(found, [163_839]);
     let path = Path::new("tokenizer_config.json");
     let error = Markers::parse(named(300..600).as_bytes(), path, 257).unwrap_err();
-    assert!(
-        error.to_string().contains("at most 256 markers, got 300"),
-        "{error}"
-    );
+    assert!(error.to_string().contains("at most 256 markers, got 300"), "{error}");
 }
 
 /// Of several markers at one place the longest is taken, and those of a small table may lie right
@@ -223,11 +170,7 @@ fn files_that_are_none() {
     let folder = tempfile::tempdir().unwrap();
     let open = || Tokenizer::open(folder.path()).unwrap_err().to_string();
     assert!(open().contains("tiktoken.model: no such file"));
-    std::fs::write(
-        folder.path().join("tiktoken.model"),
-        rank_file(&bytes_and(&[])),
-    )
-    .unwrap();
+    std::fs::write(folder.path().join("tiktoken.model"), rank_file(&bytes_and(&[]))).unwrap();
     assert!(open().contains("tokenizer_config.json: no such file"));
     let pointer = "version https://git-lfs.github.com/spec/v1\n";
     std::fs::write(folder.path().join("tiktoken.model"), pointer).unwrap();

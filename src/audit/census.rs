@@ -195,10 +195,7 @@ pub fn census(checkpoint: &Checkpoint, shape: &ModelShape) -> Census {
             }
         });
         row.attention_by_tensors = kind_by_tensors(checkpoint, index);
-        if let Some(by_tensors) = row
-            .attention_by_tensors
-            .filter(|kind| *kind != row.attention)
-        {
+        if let Some(by_tensors) = row.attention_by_tensors.filter(|kind| *kind != row.attention) {
             count.problems.push(Finding {
                 file: "config.json".to_owned(),
                 tensor: None,
@@ -261,10 +258,9 @@ impl<'a> Count<'a> {
     }
 
     fn row(&mut self, class: Class) -> &mut ClassRow {
-        self.classes.entry(class).or_insert_with(|| ClassRow {
-            class: class.name(),
-            ..ClassRow::default()
-        })
+        self.classes
+            .entry(class)
+            .or_insert_with(|| ClassRow { class: class.name(), ..ClassRow::default() })
     }
 
     /// Looks an implied tensor up; its bytes if it is there.
@@ -286,12 +282,7 @@ impl<'a> Count<'a> {
                 ),
             });
         }
-        self.add(
-            class,
-            info.dtype,
-            info.byte_len,
-            weights(tensor.role, info.shape),
-        );
+        self.add(class, info.dtype, info.byte_len, weights(tensor.role, info.shape));
         Some(info.byte_len)
     }
 

@@ -54,28 +54,14 @@ fn difference(
     };
     let pairs = [
         ("dtype", info.dtype.name().to_owned(), place.dtype),
-        (
-            "shape",
-            format!("{:?}", info.shape),
-            format!("{:?}", place.shape),
-        ),
+        ("shape", format!("{:?}", info.shape), format!("{:?}", place.shape)),
         ("shard", file_name(checkpoint, info.shard), place.shard),
-        (
-            "offset",
-            info.offset.to_string(),
-            place.offset_bytes.to_string(),
-        ),
-        (
-            "length",
-            info.byte_len.to_string(),
-            place.length_bytes.to_string(),
-        ),
+        ("offset", info.offset.to_string(), place.offset_bytes.to_string()),
+        ("length", info.byte_len.to_string(), place.length_bytes.to_string()),
     ];
     for (what, ours, theirs) in pairs {
         if ours != theirs {
-            return Some(format!(
-                "{what}: the engine reads {ours}, the reference {theirs}"
-            ));
+            return Some(format!("{what}: the engine reads {ours}, the reference {theirs}"));
         }
     }
     let length = info.byte_len.min(END_BYTES);

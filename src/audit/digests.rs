@@ -56,10 +56,8 @@ pub struct Entry {
 /// # Errors
 /// Every variant of [`DigestError`].
 pub fn read_list(path: &Path) -> Result<Vec<Entry>, DigestError> {
-    let text = std::fs::read_to_string(path).map_err(|reason| DigestError::Io {
-        path: path.to_owned(),
-        reason,
-    })?;
+    let text = std::fs::read_to_string(path)
+        .map_err(|reason| DigestError::Io { path: path.to_owned(), reason })?;
     let mut entries = Vec::new();
     for (number, line) in text.lines().enumerate() {
         if line.trim().is_empty() || line.starts_with('#') {
@@ -84,10 +82,8 @@ fn entry(line: &str) -> Option<Entry> {
     let is_hex = digest.len() == 64 && digest.bytes().all(|byte| byte.is_ascii_hexdigit());
     // Never a path out of the folder.
     let is_plain = Path::new(file).file_name() == Some(file.as_ref());
-    (is_hex && is_plain).then(|| Entry {
-        digest: digest.to_ascii_lowercase(),
-        file: file.to_owned(),
-    })
+    (is_hex && is_plain)
+        .then(|| Entry { digest: digest.to_ascii_lowercase(), file: file.to_owned() })
 }
 
 /// Hashes every listed file of the folder; gives what differs, and what is not there.

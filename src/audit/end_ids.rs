@@ -101,11 +101,7 @@ fn read(folder: &Path, name: &str, problems: &mut Findings) -> Option<Value> {
     match parsed {
         Ok(value) => Some(value),
         Err(what) => {
-            problems.push(Finding {
-                file: name.to_owned(),
-                tensor: None,
-                what,
-            });
+            problems.push(Finding { file: name.to_owned(), tensor: None, what });
             None
         }
     }

@@ -52,11 +52,7 @@ pub fn look(folder: &Path) -> io::Result<Files> {
             sniff(&path).map(|foreign| foreign.to_string())
         };
         if let Some(what) = what {
-            files.findings.push(Finding {
-                file: name,
-                tensor: None,
-                what,
-            });
+            files.findings.push(Finding { file: name, tensor: None, what });
         }
     }
     Ok(files)
@@ -65,8 +61,7 @@ pub fn look(folder: &Path) -> io::Result<Files> {
 /// The error without the path, which stands beside it.
 fn reason(error: &ShardError) -> String {
     let text = error.to_string();
-    text.split_once(".safetensors: ")
-        .map_or(text.clone(), |(_, reason)| reason.to_owned())
+    text.split_once(".safetensors: ").map_or(text.clone(), |(_, reason)| reason.to_owned())
 }
 
 /// What another file turns out to be; folders and unreadable ones are not looked into.
@@ -76,9 +71,7 @@ fn sniff(path: &Path) -> Option<Foreign> {
     }
     let mut first_bytes = Vec::new();
     let file = fs::File::open(path).ok()?;
-    file.take(SNIFF_BYTES as u64)
-        .read_to_end(&mut first_bytes)
-        .ok()?;
+    file.take(SNIFF_BYTES as u64).read_to_end(&mut first_bytes).ok()?;
     Foreign::of_content(&first_bytes)
 }
 
@@ -91,17 +84,8 @@ pub fn is_released(config: &RawConfig) -> bool {
         released.token_ids.clone_from(&config.token_ids);
         let sizes = |c: &RawConfig| {
             (
-                [
-                    c.hidden_size,
-                    c.vocab_size,
-                    c.num_hidden_layers,
-                    c.num_experts,
-                ],
-                [
-                    c.routed_expert_hidden_size,
-                    c.moe_intermediate_size,
-                    c.intermediate_size,
-                ],
+                [c.hidden_size, c.vocab_size, c.num_hidden_layers, c.num_experts],
+                [c.routed_expert_hidden_size, c.moe_intermediate_size, c.intermediate_size],
                 (c.kda_layers.clone(), c.full_attn_layers.clone()),
             )
         };
@@ -120,10 +104,7 @@ fn released() -> Result<SynthModel, SynthError> {
 /// None for the released model.
 pub fn published() -> Result<Vec<(String, u64)>, SynthError> {
     let model = released()?;
-    let layout = Layout {
-        model: &model,
-        vision: true,
-    };
+    let layout = Layout { model: &model, vision: true };
     let size = |index| {
         let plan = layout.shard(index)?;
         Ok((plan.file, plan.layout.file_bytes))

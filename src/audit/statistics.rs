@@ -177,11 +177,7 @@ fn scales_of(checkpoint: &Checkpoint, info: &TensorInfo<'_>) -> Result<Option<Ve
     let fits = checkpoint
         .tensor(&name)
         .is_some_and(|scale| scale.byte_len * MXFP4_GROUP_COLUMNS as u64 == info.byte_len * 2);
-    if fits && info.dtype == Dtype::U8 {
-        checkpoint.read(&name).map(Some)
-    } else {
-        Ok(None)
-    }
+    if fits && info.dtype == Dtype::U8 { checkpoint.read(&name).map(Some) } else { Ok(None) }
 }
 
 /// `bytes` begin at byte `start` of the tensor; a group is 16 bytes of codes and never split.

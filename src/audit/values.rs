@@ -26,12 +26,7 @@ pub fn check_values(
 ) -> Result<Findings, ReadError> {
     let tensors: Vec<TensorInfo<'_>> = checkpoint.tensors().collect();
     let look = |info: &TensorInfo<'_>| {
-        let found = Look {
-            checkpoint,
-            info,
-            kda_heads,
-        }
-        .run();
+        let found = Look { checkpoint, info, kda_heads }.run();
         done(info.byte_len);
         found.transpose()
     };
@@ -134,10 +129,7 @@ impl Look<'_> {
         })?;
         Ok(first.map(|(index, value)| {
             let place = unravel(index, self.info.shape);
-            format!(
-                "index {place:?}: expected a finite weight, got {value}{}",
-                others(count)
-            )
+            format!("index {place:?}: expected a finite weight, got {value}{}", others(count))
         }))
     }
 
@@ -162,11 +154,7 @@ impl Look<'_> {
 }
 
 fn others(count: u64) -> String {
-    if count > 1 {
-        format!(" ({} more in this tensor)", count - 1)
-    } else {
-        String::new()
-    }
+    if count > 1 { format!(" ({} more in this tensor)", count - 1) } else { String::new() }
 }
 
 /// `layer 3, expert 5, w1, ` of an expert's tensor; empty for others.

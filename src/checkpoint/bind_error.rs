@@ -92,10 +92,7 @@ pub enum BindError {
 }
 
 fn listing(names: &[String], count: u64) -> String {
-    let shown: Vec<_> = names
-        .iter()
-        .map(|name| name.escape_debug().to_string())
-        .collect();
+    let shown: Vec<_> = names.iter().map(|name| name.escape_debug().to_string()).collect();
     let mut text = shown.join(", ");
     if count > names.len() as u64 {
         text.push_str(&format!(", … ({} more)", count - names.len() as u64));
@@ -107,8 +104,5 @@ fn hint(unknown: &[String]) -> String {
     if unknown.is_empty() {
         return String::new();
     }
-    format!(
-        "; names there that are not known: {}",
-        listing(unknown, unknown.len() as u64)
-    )
+    format!("; names there that are not known: {}", listing(unknown, unknown.len() as u64))
 }

@@ -85,18 +85,13 @@ impl Binding {
         if count == 0 {
             return Ok(binding);
         }
-        let unknown = binding
-            .unused
-            .iter()
-            .filter(|unused| !unused.class.is_released());
+        let unknown = binding.unused.iter().filter(|unused| !unused.class.is_released());
         let unknown = unknown.take(LISTED / 3);
         Err(BindError::Missing {
             path: checkpoint.folder().to_owned(),
             names: select_missing(tables),
             count,
-            unknown: unknown
-                .map(|unused| checkpoint.info(unused.id).name.to_owned())
-                .collect(),
+            unknown: unknown.map(|unused| checkpoint.info(unused.id).name.to_owned()).collect(),
         })
     }
 
@@ -113,21 +108,14 @@ impl Binding {
         let (model, layers) = place_all(&shape, &find)?;
         let mut used = vec![false; checkpoint.len()];
         let tables = std::iter::once(&model).chain(&layers);
-        tables
-            .flat_map(PlaceTable::found)
-            .for_each(|id: TensorId| used[id.index()] = true);
+        tables.flat_map(PlaceTable::found).for_each(|id: TensorId| used[id.index()] = true);
         let layer_zero = zero_residuals(&shape);
         let mut unused = Vec::new();
         for info in checkpoint.tensors().filter(|info| !used[info.id.index()]) {
             let class = classify(info.name, &shape, &layer_zero);
             unused.push(Unused { id: info.id, class });
         }
-        let binding = Self {
-            shape,
-            model,
-            layers,
-            unused,
-        };
+        let binding = Self { shape, model, layers, unused };
         binding.refuse_second_spelling(checkpoint)?;
         Ok(binding)
     }
@@ -135,11 +123,7 @@ impl Binding {
     /// A residual tensor by another name is fine to report as long as its released name is not
     /// taken: then the missing name refuses the checkpoint. With both, which one is meant?
     fn refuse_second_spelling(&self, checkpoint: &Checkpoint) -> Result<(), BindError> {
-        for unused in self
-            .unused
-            .iter()
-            .filter(|unused| !unused.class.is_released())
-        {
+        for unused in self.unused.iter().filter(|unused| !unused.class.is_released()) {
             let name = checkpoint.info(unused.id).name;
             let Some(part) = residual_spelling(name) else {
                 continue;
@@ -191,14 +175,7 @@ impl Binding {
     #[must_use]
     pub fn expert(&self, layer: usize, expert: usize) -> Option<ExpertTensors> {
         let ids = self.layers.get(layer)?.experts.get(expert)?;
-        let [
-            w1_packed,
-            w1_scale,
-            w2_packed,
-            w2_scale,
-            w3_packed,
-            w3_scale,
-        ] = *ids;
+        let [w1_packed, w1_scale, w2_packed, w2_scale, w3_packed, w3_scale] = *ids;
         Some(ExpertTensors {
             w1_packed: w1_packed?,
             w1_scale: w1_scale?,
@@ -224,10 +201,7 @@ impl Binding {
     /// How many tensors have a place.
     #[must_use]
     pub fn bound_count(&self) -> usize {
-        std::iter::once(&self.model)
-            .chain(&self.layers)
-            .map(|table| table.found().count())
-            .sum()
+        std::iter::once(&self.model).chain(&self.layers).map(|table| table.found().count()).sum()
     }
 
     /// How many tensors of a layer (zero-based) are missing; above 0 in partial bindings only.
@@ -251,11 +225,7 @@ impl Binding {
     /// Bytes this table holds in memory, for a memory plan.
     #[must_use]
     pub fn held_bytes(&self) -> usize {
-        let experts: usize = self
-            .layers
-            .iter()
-            .map(|table| table.experts.capacity())
-            .sum();
+        let experts: usize = self.layers.iter().map(|table| table.experts.capacity()).sum();
         experts * size_of::<[Option<TensorId>; 6]>()
             + self.layers.capacity() * size_of::<PlaceTable>()
             + self.unused.capacity() * size_of::<Unused>()
@@ -294,10 +264,7 @@ pub fn bind_names(index: &ShardIndex, config: &RawConfig) -> Result<NameBinding,
     let (model, layers) = place_all(&shape, &find)?;
     let tables = std::iter::once(&model).chain(&layers);
     let mut used = vec![false; index.names.len()];
-    tables
-        .clone()
-        .flat_map(PlaceTable::found)
-        .for_each(|id| used[id.index()] = true);
+    tables.clone().flat_map(PlaceTable::found).for_each(|id| used[id.index()] = true);
     let bound = used.iter().filter(|used| **used).count() as u64;
     let layer_zero = zero_residuals(&shape);
     let mut classes = Vec::new();
@@ -324,11 +291,7 @@ fn refuse_absurd_plan(shape: &ModelShape, names: usize, path: &Path) -> Result<(
     let (expected, got) = (tensor_count(shape), names as u64);
     if expected > got + MAX_MISSING {
         let path = path.to_owned();
-        return Err(BindError::TooManyExpected {
-            path,
-            expected,
-            got,
-        });
+        return Err(BindError::TooManyExpected { path, expected, got });
     }
     Ok(())
 }
@@ -383,16 +346,11 @@ impl PlaceTable {
     }
 
     fn bound_roles(&self) -> impl Iterator<Item = (Role, TensorId)> {
-        Role::ALL
-            .iter()
-            .filter_map(|&role| Some((role, self.role(role)?)))
+        Role::ALL.iter().filter_map(|&role| Some((role, self.role(role)?)))
     }
 
     fn found(&self) -> impl Iterator<Item = TensorId> {
-        self.roles
-            .iter()
-            .chain(self.experts.iter().flatten())
-            .filter_map(|id| *id)
+        self.roles.iter().chain(self.experts.iter().flatten()).filter_map(|id| *id)
     }
 }
 
@@ -436,12 +394,7 @@ struct Placing<'a, F> {
 
 impl<'a, F: Fn(&ExpectedTensor<'_>, &mut u32) -> Found> Placing<'a, F> {
     fn new(find: &'a F) -> Self {
-        Self {
-            find,
-            near: 0,
-            table: PlaceTable::new(),
-            error: None,
-        }
+        Self { find, near: 0, table: PlaceTable::new(), error: None }
     }
 
     fn place(&mut self, expected: &ExpectedTensor<'_>) {
@@ -469,33 +422,18 @@ fn find_checked(checkpoint: &Checkpoint, expected: &ExpectedTensor<'_>, near: &m
     let path = || checkpoint.shard_path(info.shard).to_owned();
     if info.dtype != expected.dtype {
         let (expected, got) = (expected.dtype, info.dtype);
-        return Err(BindError::WrongDtype {
-            path: path(),
-            tensor: tensor(),
-            role,
-            expected,
-            got,
-        });
+        return Err(BindError::WrongDtype { path: path(), tensor: tensor(), role, expected, got });
     }
     if info.shape != expected.shape {
         let (expected, got) = (expected.shape.to_vec(), info.shape.to_vec());
-        return Err(BindError::WrongShape {
-            path: path(),
-            tensor: tensor(),
-            role,
-            expected,
-            got,
-        });
+        return Err(BindError::WrongShape { path: path(), tensor: tensor(), role, expected, got });
     }
     Ok(Some(info.id))
 }
 
 /// Missing names for a message: a few of every table concerned, as long as there is room.
 fn select_missing<'a>(tables: impl Iterator<Item = &'a PlaceTable> + Clone) -> Vec<String> {
-    let concerned = tables
-        .clone()
-        .filter(|table| table.missing_count > 0)
-        .count();
+    let concerned = tables.clone().filter(|table| table.missing_count > 0).count();
     let each = (LISTED / concerned.max(1)).max(1);
     let names = tables.flat_map(|table| table.missing.iter().take(each));
     names.take(LISTED).cloned().collect()

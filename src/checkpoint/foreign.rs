@@ -28,13 +28,10 @@ impl Foreign {
         if first_bytes.iter().take(8).any(|&byte| byte == 0) {
             return None;
         }
-        let text = first_bytes
-            .strip_prefix(b"\xEF\xBB\xBF")
-            .unwrap_or(first_bytes)
-            .trim_ascii_start();
+        let text =
+            first_bytes.strip_prefix(b"\xEF\xBB\xBF").unwrap_or(first_bytes).trim_ascii_start();
         let starts = |mark: &str| {
-            text.get(..mark.len())
-                .is_some_and(|start| start.eq_ignore_ascii_case(mark.as_bytes()))
+            text.get(..mark.len()).is_some_and(|start| start.eq_ignore_ascii_case(mark.as_bytes()))
         };
         if starts("version https://git-lfs") {
             return Some(Self::LfsPointer);
@@ -47,18 +44,8 @@ impl Foreign {
     #[must_use]
     pub fn of_name(path: &Path) -> Option<Self> {
         let name = path.file_name()?.to_string_lossy();
-        let marks = [
-            ".incomplete",
-            ".part",
-            ".partial",
-            ".crdownload",
-            ".aria2",
-            ".tmp",
-        ];
-        marks
-            .iter()
-            .any(|mark| name.ends_with(mark))
-            .then_some(Self::Incomplete)
+        let marks = [".incomplete", ".part", ".partial", ".crdownload", ".aria2", ".tmp"];
+        marks.iter().any(|mark| name.ends_with(mark)).then_some(Self::Incomplete)
     }
 }
 
@@ -82,10 +69,7 @@ mod tests {
         let length = u64::from(u32::from_le_bytes(*b"<!--"));
         let bytes = [&length.to_le_bytes()[..], b"{\"w\":{}}"].concat();
         assert_eq!(Foreign::of_content(&bytes), None);
-        assert_eq!(
-            Foreign::of_content(b"<!-- gone --> <html>"),
-            Some(Foreign::HtmlPage)
-        );
+        assert_eq!(Foreign::of_content(b"<!-- gone --> <html>"), Some(Foreign::HtmlPage));
         assert_eq!(Foreign::of_content(b""), None);
     }
 }

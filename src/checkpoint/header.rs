@@ -114,23 +114,15 @@ pub fn header_length(first_bytes: &[u8], file_bytes: u64) -> Result<u64, HeaderE
         return Err(HeaderError::BigEndianLength { header_bytes });
     }
     if header_bytes > room {
-        return Err(HeaderError::LengthPastEnd {
-            header_bytes,
-            file_bytes,
-        });
+        return Err(HeaderError::LengthPastEnd { header_bytes, file_bytes });
     }
     if header_bytes > MAX_HEADER_BYTES {
         return Err(HeaderError::LengthAboveLimit { header_bytes });
     }
     match rest.first() {
         Some(b'{') => Ok(header_bytes),
-        Some(found) => Err(HeaderError::NotAnObject {
-            found: FoundByte(*found),
-        }),
-        None => Err(HeaderError::LengthPastEnd {
-            header_bytes,
-            file_bytes,
-        }),
+        Some(found) => Err(HeaderError::NotAnObject { found: FoundByte(*found) }),
+        None => Err(HeaderError::LengthPastEnd { header_bytes, file_bytes }),
     }
 }
 
@@ -150,20 +142,13 @@ pub fn parse_header<R: Read>(
         form_places: HashMap::new(),
     };
     if let Some(found) = parser.json.peek_byte()?.filter(|&byte| byte != b'{') {
-        return Err(HeaderError::NotAnObject {
-            found: FoundByte(found),
-        });
+        return Err(HeaderError::NotAnObject { found: FoundByte(found) });
     }
     parser.object(names)?;
-    parser
-        .json
-        .end_padded_with(b" ")
-        .map_err(|error| match error {
-            JsonError::TrailingData { at_byte, found } => {
-                HeaderError::BadPadding { at_byte, found }
-            }
-            other => HeaderError::Json(other),
-        })?;
+    parser.json.end_padded_with(b" ").map_err(|error| match error {
+        JsonError::TrailingData { at_byte, found } => HeaderError::BadPadding { at_byte, found },
+        other => HeaderError::Json(other),
+    })?;
     let mut header = parser.header;
     refuse_duplicates(&header, names)?;
     check_layout(&mut header, data_bytes, names)?;
@@ -194,10 +179,7 @@ impl<R: Read> Parser<R> {
         let mut name = String::new();
         let mut entry = RawEntry::default();
         let mut metadata_seen = false;
-        while self
-            .json
-            .next_key(&mut members, &mut name, MAX_NAME_BYTES)?
-        {
+        while self.json.next_key(&mut members, &mut name, MAX_NAME_BYTES)? {
             if name == METADATA_KEY {
                 if metadata_seen {
                     return Err(HeaderError::DuplicateName { tensor: name });
@@ -209,22 +191,13 @@ impl<R: Read> Parser<R> {
             self.raw_entry(&name, &mut entry)?;
             let (start, form) = self.check_entry(&name, &entry)?;
             let name_id = names.resolve(&name).ok_or(HeaderError::TooManyNames)?;
-            self.header.entries.push(HeaderEntry {
-                start,
-                name_id,
-                form,
-            });
+            self.header.entries.push(HeaderEntry { start, name_id, form });
         }
         Ok(())
     }
 
     fn metadata(&mut self) -> Result<(), HeaderError> {
-        self.expect(
-            METADATA_KEY,
-            "the value",
-            "an object of strings",
-            Kind::Object,
-        )?;
+        self.expect(METADATA_KEY, "the value", "an object of strings", Kind::Object)?;
         let mut members = self.json.begin_object()?;
         let mut key = String::new();
         let mut seen = NameTable::new();
@@ -249,10 +222,7 @@ impl<R: Read> Parser<R> {
         self.expect(tensor, "the entry", "an object", Kind::Object)?;
         (entry.dtype, entry.offsets, entry.has_shape) = (None, None, false);
         let mut members = self.json.begin_object()?;
-        while self
-            .json
-            .next_key(&mut members, &mut entry.field, MAX_NAME_BYTES)?
-        {
+        while self.json.next_key(&mut members, &mut entry.field, MAX_NAME_BYTES)? {
             let seen = match entry.field.as_str() {
                 "dtype" => {
                     let dtype = self.dtype(tensor, &mut entry.text)?;
@@ -279,10 +249,7 @@ impl<R: Read> Parser<R> {
     fn dtype(&mut self, tensor: &str, text: &mut String) -> Result<Dtype, HeaderError> {
         self.expect(tensor, "dtype", "a string", Kind::String)?;
         self.json.string(text, MAX_NAME_BYTES)?;
-        let unknown = || HeaderError::UnknownDtype {
-            tensor: tensor.into(),
-            got: text.clone(),
-        };
+        let unknown = || HeaderError::UnknownDtype { tensor: tensor.into(), got: text.clone() };
         Dtype::parse(text).ok_or_else(unknown)
     }
 
@@ -292,9 +259,7 @@ impl<R: Read> Parser<R> {
         shape.clear();
         while self.json.next_element(&mut members)? {
             if shape.len() == MAX_RANK {
-                return Err(HeaderError::RankTooHigh {
-                    tensor: tensor.to_owned(),
-                });
+                return Err(HeaderError::RankTooHigh { tensor: tensor.to_owned() });
             }
             shape.push(self.integer(tensor, "shape")?);
         }
@@ -302,30 +267,19 @@ impl<R: Read> Parser<R> {
     }
 
     fn offsets(&mut self, tensor: &str) -> Result<(u64, u64), HeaderError> {
-        self.expect(
-            tensor,
-            "data_offsets",
-            "an array of two integers",
-            Kind::Array,
-        )?;
+        self.expect(tensor, "data_offsets", "an array of two integers", Kind::Array)?;
         let mut members = self.json.begin_array()?;
         let mut offsets = [0; 2];
         let mut got = 0;
         while self.json.next_element(&mut members)? {
             if got == offsets.len() {
-                return Err(HeaderError::OffsetCount {
-                    tensor: tensor.to_owned(),
-                    got: got + 1,
-                });
+                return Err(HeaderError::OffsetCount { tensor: tensor.to_owned(), got: got + 1 });
             }
             offsets[got] = self.integer(tensor, "data_offsets")?;
             got += 1;
         }
         if got < offsets.len() {
-            return Err(HeaderError::OffsetCount {
-                tensor: tensor.to_owned(),
-                got,
-            });
+            return Err(HeaderError::OffsetCount { tensor: tensor.to_owned(), got });
         }
         Ok((offsets[0], offsets[1]))
     }
@@ -352,69 +306,34 @@ impl<R: Read> Parser<R> {
         if got == kind {
             return Ok(());
         }
-        Err(HeaderError::WrongType {
-            tensor: tensor.to_owned(),
-            field,
-            expected,
-            got,
-        })
+        Err(HeaderError::WrongType { tensor: tensor.to_owned(), field, expected, got })
     }
 
     /// Checks one entry by itself; gives its start and the index of its form.
     fn check_entry(&mut self, name: &str, entry: &RawEntry) -> Result<(u64, u32), HeaderError> {
-        let missing = |field| HeaderError::MissingField {
-            tensor: name.to_owned(),
-            field,
-        };
+        let missing = |field| HeaderError::MissingField { tensor: name.to_owned(), field };
         let dtype = entry.dtype.ok_or_else(|| missing("dtype"))?;
-        let shape = entry
-            .has_shape
-            .then_some(&entry.shape)
-            .ok_or_else(|| missing("shape"))?;
+        let shape = entry.has_shape.then_some(&entry.shape).ok_or_else(|| missing("shape"))?;
         let (start, end) = entry.offsets.ok_or_else(|| missing("data_offsets"))?;
         let (tensor, shape_of) = (|| name.to_owned(), || shape.clone());
-        let elements = shape
-            .iter()
-            .try_fold(1_u64, |product, &size| product.checked_mul(size));
+        let elements = shape.iter().try_fold(1_u64, |product, &size| product.checked_mul(size));
         let Some(bits) = elements.and_then(|elements| elements.checked_mul(dtype.bits())) else {
-            return Err(HeaderError::ShapeOverflow {
-                tensor: tensor(),
-                shape: shape_of(),
-                dtype,
-            });
+            return Err(HeaderError::ShapeOverflow { tensor: tensor(), shape: shape_of(), dtype });
         };
         if !bits.is_multiple_of(8) {
-            return Err(HeaderError::PartByte {
-                tensor: tensor(),
-                shape: shape_of(),
-                dtype,
-            });
+            return Err(HeaderError::PartByte { tensor: tensor(), shape: shape_of(), dtype });
         }
         let expected = bits / 8;
         let Some(got) = end.checked_sub(start) else {
-            return Err(HeaderError::OffsetsReversed {
-                tensor: tensor(),
-                start,
-                end,
-            });
+            return Err(HeaderError::OffsetsReversed { tensor: tensor(), start, end });
         };
         if got != expected {
             let (tensor, shape) = (tensor(), shape_of());
-            return Err(HeaderError::ByteLength {
-                tensor,
-                shape,
-                dtype,
-                expected,
-                got,
-            });
+            return Err(HeaderError::ByteLength { tensor, shape, dtype, expected, got });
         }
         match self.form_place(dtype, shape, expected) {
             Some(place) => Ok((start, place)),
-            None => Err(HeaderError::ShapeOverflow {
-                tensor: tensor(),
-                shape: shape_of(),
-                dtype,
-            }),
+            None => Err(HeaderError::ShapeOverflow { tensor: tensor(), shape: shape_of(), dtype }),
         }
     }
 
@@ -433,11 +352,7 @@ impl<R: Read> Parser<R> {
             return Some((oldest + place) as u32);
         }
         let dims: Option<Vec<usize>> = shape.iter().map(|&size| size.try_into().ok()).collect();
-        let form = Form {
-            dtype,
-            shape: dims?,
-            byte_len,
-        };
+        let form = Form { dtype, shape: dims?, byte_len };
         let next = forms.len() as u32;
         Some(*self.form_places.entry(form).or_insert_with_key(|form| {
             forms.push(form.clone());
@@ -450,9 +365,7 @@ fn refuse_duplicates(header: &Header, names: &dyn NameResolver) -> Result<(), He
     let mut ids: Vec<u32> = header.entries.iter().map(|entry| entry.name_id).collect();
     ids.sort_unstable();
     match ids.windows(2).find(|pair| pair[0] == pair[1]) {
-        Some(pair) => Err(HeaderError::DuplicateName {
-            tensor: names.name(pair[0]).to_owned(),
-        }),
+        Some(pair) => Err(HeaderError::DuplicateName { tensor: names.name(pair[0]).to_owned() }),
         None => Ok(()),
     }
 }
@@ -472,11 +385,7 @@ fn check_layout(
         && end_of(last) > data_bytes
     {
         let (tensor, end) = (name_of(last), end_of(last));
-        return Err(HeaderError::Truncated {
-            tensor,
-            end,
-            data_bytes,
-        });
+        return Err(HeaderError::Truncated { tensor, end, data_bytes });
     }
     let mut covered = 0;
     let mut before: Option<&HeaderEntry> = None;
@@ -484,11 +393,7 @@ fn check_layout(
         let at = entry.start;
         if at > covered {
             let tensor = name_of(entry);
-            return Err(HeaderError::Hole {
-                tensor,
-                at,
-                hole_bytes: at - covered,
-            });
+            return Err(HeaderError::Hole { tensor, at, hole_bytes: at - covered });
         }
         if let Some(before) = before.filter(|_| at < covered) {
             let (first, second) = (name_of(before), name_of(entry));
@@ -499,10 +404,7 @@ fn check_layout(
     }
     if covered < data_bytes {
         let spare_bytes = data_bytes - covered;
-        return Err(HeaderError::TrailingBytes {
-            end: covered,
-            spare_bytes,
-        });
+        return Err(HeaderError::TrailingBytes { end: covered, spare_bytes });
     }
     Ok(())
 }

@@ -159,23 +159,14 @@ impl ShardIndex {
     /// # Errors
     /// Every variant of [`IndexError`].
     pub fn read(path: &Path) -> Result<Self, IndexError> {
-        let io_error = |reason| IndexError::Io {
-            path: path.to_owned(),
-            reason,
-        };
+        let io_error = |reason| IndexError::Io { path: path.to_owned(), reason };
         let file = File::open(path).map_err(|reason| match LinkTrouble::of(path, &reason) {
-            Some(trouble) => IndexError::Link {
-                path: path.to_owned(),
-                trouble,
-            },
+            Some(trouble) => IndexError::Link { path: path.to_owned(), trouble },
             None => io_error(reason),
         })?;
         let file_bytes = file.metadata().map_err(io_error)?.len();
         if file_bytes > MAX_INDEX_BYTES {
-            return Err(IndexError::TooLarge {
-                path: path.to_owned(),
-                file_bytes,
-            });
+            return Err(IndexError::TooLarge { path: path.to_owned(), file_bytes });
         }
         Self::parse(file, path)
     }
@@ -185,18 +176,12 @@ impl ShardIndex {
     /// # Errors
     /// Every variant of [`IndexError`] but `Link` and `TooLarge`.
     pub fn parse(mut source: impl Read, origin: &Path) -> Result<Self, IndexError> {
-        let io_error = |reason| IndexError::Io {
-            path: origin.to_owned(),
-            reason,
-        };
+        let io_error = |reason| IndexError::Io { path: origin.to_owned(), reason };
         let mut start = Vec::new();
         let mut sniff = source.by_ref().take(SNIFF_BYTES as u64);
         sniff.read_to_end(&mut start).map_err(io_error)?;
         if let Some(what) = Foreign::of_content(&start) {
-            return Err(IndexError::Foreign {
-                path: origin.to_owned(),
-                what,
-            });
+            return Err(IndexError::Foreign { path: origin.to_owned(), what });
         }
         let mut parser = IndexParser {
             json: JsonReader::new(start.chain(source)),
@@ -309,10 +294,7 @@ impl<R: Read> IndexParser<'_, R> {
             match self.index.names.intern(&tensor) {
                 Some((_, true)) => {}
                 Some((_, false)) => {
-                    return Err(IndexError::DuplicateTensor {
-                        path: path(),
-                        tensor,
-                    });
+                    return Err(IndexError::DuplicateTensor { path: path(), tensor });
                 }
                 None => return Err(IndexError::TooManyNames { path: path() }),
             }
@@ -338,11 +320,7 @@ impl<R: Read> IndexParser<'_, R> {
         let path = self.origin.to_owned();
         if !is_plain_shard_name(shard) {
             let (tensor, shard) = (tensor.to_owned(), shard.to_owned());
-            return Err(IndexError::BadShardName {
-                path,
-                tensor,
-                shard,
-            });
+            return Err(IndexError::BadShardName { path, tensor, shard });
         }
         if self.index.shards.len() == MAX_SHARDS {
             return Err(IndexError::TooManyShards { path });
@@ -358,9 +336,7 @@ impl<R: Read> IndexParser<'_, R> {
         members: &mut super::json::Members,
         key: &mut String,
     ) -> Result<bool, IndexError> {
-        self.json
-            .next_key(members, key, MAX_NAME_BYTES)
-            .map_err(|e| self.json_error(e))
+        self.json.next_key(members, key, MAX_NAME_BYTES).map_err(|e| self.json_error(e))
     }
 
     fn expect(
@@ -374,19 +350,11 @@ impl<R: Read> IndexParser<'_, R> {
             return Ok(());
         }
         let (path, field) = (self.origin.to_owned(), field.escape_debug().to_string());
-        Err(IndexError::WrongType {
-            path,
-            field,
-            expected,
-            got,
-        })
+        Err(IndexError::WrongType { path, field, expected, got })
     }
 
     fn json_error(&self, reason: JsonError) -> IndexError {
-        IndexError::Json {
-            path: self.origin.to_owned(),
-            reason,
-        }
+        IndexError::Json { path: self.origin.to_owned(), reason }
     }
 }
 

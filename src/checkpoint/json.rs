@@ -150,10 +150,7 @@ impl<R: Read> JsonReader<R> {
             let stop = window.get(run).copied();
             self.start += run;
             if bytes.len() > limit_bytes {
-                return Err(JsonError::StringTooLong {
-                    at_byte,
-                    limit_bytes,
-                });
+                return Err(JsonError::StringTooLong { at_byte, limit_bytes });
             }
             match stop {
                 None => {}
@@ -368,8 +365,7 @@ impl<R: Read> JsonReader<R> {
         let is_whole = !matches!(window[run], b'.' | b'e' | b'E');
         let is_plain = run == 1 || (run > 1 && run <= MAX_NUMBER_BYTES && window[0] != b'0');
         if is_whole && is_plain {
-            self.literal
-                .extend(window[..run].iter().copied().map(char::from));
+            self.literal.extend(window[..run].iter().copied().map(char::from));
             self.start += run;
         }
         is_whole && is_plain
@@ -472,18 +468,11 @@ impl<R: Read> JsonReader<R> {
     }
 
     fn unexpected(&self, expected: &'static str, found: u8) -> JsonError {
-        JsonError::Unexpected {
-            at_byte: self.at_byte(),
-            expected,
-            found: FoundByte(found),
-        }
+        JsonError::Unexpected { at_byte: self.at_byte(), expected, found: FoundByte(found) }
     }
 
     fn ended(&self, expected: &'static str) -> JsonError {
-        JsonError::UnexpectedEnd {
-            at_byte: self.at_byte(),
-            expected,
-        }
+        JsonError::UnexpectedEnd { at_byte: self.at_byte(), expected }
     }
 }
 
@@ -506,10 +495,7 @@ fn plain_run(window: &[u8]) -> usize {
             return index * 8 + place;
         }
     }
-    let place = tail
-        .iter()
-        .position(|&byte| !is_plain(byte))
-        .unwrap_or(tail.len());
+    let place = tail.iter().position(|&byte| !is_plain(byte)).unwrap_or(tail.len());
     words.len() * 8 + place
 }
 
@@ -538,11 +524,7 @@ mod tests {
                     window[place] = byte;
                     let special = byte == b'"' || byte == b'\\' || byte < 0x20;
                     let expected = if special { place } else { window.len() };
-                    assert_eq!(
-                        plain_run(&window),
-                        expected,
-                        "{byte} at {place} in {filling}"
-                    );
+                    assert_eq!(plain_run(&window), expected, "{byte} at {place} in {filling}");
                 }
             }
         }

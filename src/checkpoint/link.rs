@@ -36,11 +36,7 @@ impl fmt::Display for LinkTrouble {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Self::Dangling { target } => {
-                write!(
-                    f,
-                    "dangling link, its target {} does not exist",
-                    target.display()
-                )
+                write!(f, "dangling link, its target {} does not exist", target.display())
             }
             Self::Loop { target } => write!(f, "link loop, it points to {}", target.display()),
         }

@@ -13,9 +13,8 @@ use thiserror::Error;
 use crate::config::MXFP4_GROUP_COLUMNS;
 
 /// Values of the sixteen codes: one sign bit, two exponent bits, one mantissa bit. Code 8 is −0.
-pub const E2M1_VALUES: [f64; 16] = [
-    0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0,
-];
+pub const E2M1_VALUES: [f64; 16] =
+    [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
 /// The scale byte that stands for NaN.
 pub const NAN_SCALE: u8 = 255;
@@ -57,11 +56,7 @@ pub struct MatrixPlace {
 
 impl fmt::Display for MatrixPlace {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(
-            f,
-            "layer {}, expert {}, {}",
-            self.layer, self.expert, self.matrix
-        )
+        write!(f, "layer {}, expert {}, {}", self.layer, self.expert, self.matrix)
     }
 }
 
@@ -145,12 +140,7 @@ pub fn decode_matrix(
         ("values", rows * columns, values.len()),
     ] {
         if got != expected {
-            return Err(Mxfp4Error::Length {
-                place,
-                what,
-                expected,
-                got,
-            });
+            return Err(Mxfp4Error::Length { place, what, expected, got });
         }
     }
     let group_codes = codes.chunks_exact(MXFP4_GROUP_COLUMNS / 2);
@@ -172,11 +162,7 @@ pub fn decode_matrix(
 mod tests {
     use super::*;
 
-    const PLACE: MatrixPlace = MatrixPlace {
-        layer: 5,
-        expert: 17,
-        matrix: ExpertMatrix::Down,
-    };
+    const PLACE: MatrixPlace = MatrixPlace { layer: 5, expert: 17, matrix: ExpertMatrix::Down };
 
     /// Code 8 read as +0, or a table in another order, would still look plausible.
     #[test]
@@ -188,11 +174,7 @@ mod tests {
                 _ => (1.0 + mantissa / 2.0) * 2_f64.powi(exponent - 1),
             };
             let expected = if code & 8 == 0 { size } else { -size };
-            assert_eq!(
-                decode_code(code).to_bits(),
-                expected.to_bits(),
-                "code {code}"
-            );
+            assert_eq!(decode_code(code).to_bits(), expected.to_bits(), "code {code}");
         }
         assert_eq!(decode_code(8).to_bits(), (-0.0_f64).to_bits());
     }
@@ -204,10 +186,7 @@ mod tests {
             assert_eq!(decode_scale(byte), Some(2_f64.powi(exponent)));
         }
         assert_eq!(decode_scale(253), Some(2_f64.powi(126)));
-        assert_eq!(
-            decode_scale(254).map(|scale| scale * 6.0),
-            Some(6.0 * 2_f64.powi(127))
-        );
+        assert_eq!(decode_scale(254).map(|scale| scale * 6.0), Some(6.0 * 2_f64.powi(127)));
         assert!(6.0 * 2_f64.powi(127) > f64::from(f32::MAX));
         assert_eq!(decode_scale(NAN_SCALE), None);
     }
@@ -233,11 +212,7 @@ mod tests {
         scales[5] = NAN_SCALE;
         let mut values = vec![0.0; 2 * 96];
         let error = decode_matrix(PLACE, (2, 96), &[0; 96], &scales, &mut values);
-        let expected = Mxfp4Error::NanScale {
-            place: PLACE,
-            row: 1,
-            group: 2,
-        };
+        let expected = Mxfp4Error::NanScale { place: PLACE, row: 1, group: 2 };
         assert_eq!(error, Err(expected));
         assert_eq!(
             expected.to_string(),
@@ -252,17 +227,11 @@ mod tests {
     fn lengths_are_checked_first() {
         let mut values = vec![0.0; 32];
         let part = decode_matrix(PLACE, (1, 30), &[0; 15], &[127], &mut values[..30]);
-        assert!(matches!(
-            part,
-            Err(Mxfp4Error::PartGroup { columns: 30, .. })
-        ));
+        assert!(matches!(part, Err(Mxfp4Error::PartGroup { columns: 30, .. })));
         for (codes, scales, room) in [(15, 1, 32), (16, 0, 32), (16, 2, 32), (16, 1, 31)] {
             let (codes, scales) = (vec![0; codes], vec![127; scales]);
             let refused = decode_matrix(PLACE, (1, 32), &codes, &scales, &mut values[..room]);
-            assert!(
-                matches!(refused, Err(Mxfp4Error::Length { .. })),
-                "{refused:?}"
-            );
+            assert!(matches!(refused, Err(Mxfp4Error::Length { .. })), "{refused:?}");
         }
     }
 }

@@ -67,11 +67,7 @@ impl NameTable {
     #[must_use]
     pub fn name(&self, id: u32) -> &str {
         let id = id as usize;
-        let start = if id == 0 {
-            0
-        } else {
-            self.ends[id - 1] as usize
-        };
+        let start = if id == 0 { 0 } else { self.ends[id - 1] as usize };
         &self.arena[start..self.ends[id] as usize]
     }
 
@@ -89,10 +85,7 @@ impl NameTable {
     pub fn find_near(&self, name: &str, near: u32) -> Option<u32> {
         let neighbours = [near.wrapping_add(1), near.wrapping_sub(1)];
         let is_it = |&id: &u32| (id as usize) < self.ends.len() && self.name(id) == name;
-        neighbours
-            .into_iter()
-            .find(is_it)
-            .or_else(|| self.find(name))
+        neighbours.into_iter().find(is_it).or_else(|| self.find(name))
     }
 
     /// The id of a name and whether it is new; `None` when the arena is full.
@@ -103,9 +96,7 @@ impl NameTable {
             return Some((self.slots[place].id, false));
         }
         let end = self.arena.len() + name.len();
-        let id = u32::try_from(self.ends.len())
-            .ok()
-            .filter(|&id| id != EMPTY)?;
+        let id = u32::try_from(self.ends.len()).ok().filter(|&id| id != EMPTY)?;
         if end > MAX_ARENA_BYTES {
             return None;
         }

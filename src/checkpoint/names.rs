@@ -310,9 +310,7 @@ impl Role {
     /// What follows the expert's number in the name; empty for other tensors.
     #[must_use]
     pub fn expert_suffix(self) -> &'static str {
-        self.template()
-            .split_once("{expert}")
-            .map_or("", |(_, suffix)| suffix)
+        self.template().split_once("{expert}").map_or("", |(_, suffix)| suffix)
     }
 
     /// The full name; see [`Self::write_name`].
@@ -326,10 +324,7 @@ impl Role {
     /// The shape in a model, in a layer of the given kind.
     #[must_use]
     pub fn shape(self, model: &ModelShape, kind: LayerKind) -> Vec<usize> {
-        self.dims()
-            .iter()
-            .map(|dim| dim.size(model, kind))
-            .collect()
+        self.dims().iter().map(|dim| dim.size(model, kind)).collect()
     }
 }
 
@@ -345,55 +340,19 @@ pub struct VisionTemplate {
 }
 
 const fn vision(template: &'static str, blocks: usize, shape: &'static [usize]) -> VisionTemplate {
-    VisionTemplate {
-        template,
-        blocks,
-        shape,
-    }
+    VisionTemplate { template, blocks, shape }
 }
 
 /// The vision tower and its projector as released: 168 tensors, for lists and replicas.
 pub const VISION: [VisionTemplate; 12] = [
-    vision(
-        "vision_tower.patch_embed.proj.weight",
-        1,
-        &[1024, 3, 14, 14],
-    ),
-    vision(
-        "vision_tower.patch_embed.pos_emb.weight",
-        1,
-        &[64, 64, 1024],
-    ),
-    vision(
-        "vision_tower.encoder.blocks.{block}.norm0.weight",
-        27,
-        &[1024],
-    ),
-    vision(
-        "vision_tower.encoder.blocks.{block}.norm1.weight",
-        27,
-        &[1024],
-    ),
-    vision(
-        "vision_tower.encoder.blocks.{block}.wqkv.weight",
-        27,
-        &[4608, 1024],
-    ),
-    vision(
-        "vision_tower.encoder.blocks.{block}.wo.weight",
-        27,
-        &[1024, 1536],
-    ),
-    vision(
-        "vision_tower.encoder.blocks.{block}.mlp.fc0.weight",
-        27,
-        &[4096, 1024],
-    ),
-    vision(
-        "vision_tower.encoder.blocks.{block}.mlp.fc1.weight",
-        27,
-        &[1024, 4096],
-    ),
+    vision("vision_tower.patch_embed.proj.weight", 1, &[1024, 3, 14, 14]),
+    vision("vision_tower.patch_embed.pos_emb.weight", 1, &[64, 64, 1024]),
+    vision("vision_tower.encoder.blocks.{block}.norm0.weight", 27, &[1024]),
+    vision("vision_tower.encoder.blocks.{block}.norm1.weight", 27, &[1024]),
+    vision("vision_tower.encoder.blocks.{block}.wqkv.weight", 27, &[4608, 1024]),
+    vision("vision_tower.encoder.blocks.{block}.wo.weight", 27, &[1024, 1536]),
+    vision("vision_tower.encoder.blocks.{block}.mlp.fc0.weight", 27, &[4096, 1024]),
+    vision("vision_tower.encoder.blocks.{block}.mlp.fc1.weight", 27, &[1024, 4096]),
     vision("vision_tower.encoder.final_layernorm.weight", 1, &[1024]),
     vision("mm_projector.post_norm.weight", 1, &[7168]),
     vision("mm_projector.proj.0.weight", 1, &[4096, 4096]),

@@ -53,10 +53,7 @@ pub fn visit_model(model: &ModelShape, mut visit: impl FnMut(ExpectedTensor<'_>)
 pub fn visit_layer(model: &ModelShape, layer: usize, mut visit: impl FnMut(ExpectedTensor<'_>)) {
     let layer_shape = &model.layers[layer];
     let mut name = String::new();
-    let trunk = Role::ALL
-        .iter()
-        .copied()
-        .filter(|role| role.scope() != Scope::Expert);
+    let trunk = Role::ALL.iter().copied().filter(|role| role.scope() != Scope::Expert);
     for role in trunk.filter(|role| role.scope().covers(layer_shape)) {
         role.write_name(layer, 0, &mut name);
         let shape = role.shape(model, layer_shape.kind);
@@ -83,14 +80,7 @@ pub fn visit_layer(model: &ModelShape, layer: usize, mut visit: impl FnMut(Expec
             name.push_str(suffix);
             let dtype = role.dtype();
             let (layer, expert) = (Some(layer), Some(expert));
-            visit(ExpectedTensor {
-                role,
-                layer,
-                expert,
-                name: &name,
-                dtype,
-                shape,
-            });
+            visit(ExpectedTensor { role, layer, expert, name: &name, dtype, shape });
         }
     }
 }
@@ -98,21 +88,10 @@ pub fn visit_layer(model: &ModelShape, layer: usize, mut visit: impl FnMut(Expec
 /// How many tensors the plan has.
 #[must_use]
 pub fn tensor_count(model: &ModelShape) -> u64 {
-    let count = |scope: Scope| {
-        Role::ALL
-            .iter()
-            .filter(|role| role.scope() == scope)
-            .count() as u64
-    };
+    let count = |scope: Scope| Role::ALL.iter().filter(|role| role.scope() == scope).count() as u64;
     let mut total = count(Scope::Model);
     for layer in &model.layers {
-        for scope in [
-            Scope::Layer,
-            Scope::Kda,
-            Scope::Mla,
-            Scope::Dense,
-            Scope::Moe,
-        ] {
+        for scope in [Scope::Layer, Scope::Kda, Scope::Mla, Scope::Dense, Scope::Moe] {
             total += if scope.covers(layer) { count(scope) } else { 0 };
         }
         if Scope::Expert.covers(layer) {

@@ -149,16 +149,11 @@ impl ModelShape {
         if block == 0 {
             return Err(ShapeError::EmptyBlock);
         }
-        let layers: Result<Vec<_>, _> = (0..config.num_hidden_layers)
-            .map(|index| layer_shape(config, index))
-            .collect();
+        let layers: Result<Vec<_>, _> =
+            (0..config.num_hidden_layers).map(|index| layer_shape(config, index)).collect();
         let kda_width = config.kda_num_heads * config.kda_head_dim;
         let heads = config.num_attention_heads;
-        let (nope, rope, v) = (
-            config.qk_nope_head_dim,
-            config.qk_rope_head_dim,
-            config.v_head_dim,
-        );
+        let (nope, rope, v) = (config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim);
         Ok(Self {
             hidden: config.hidden_size,
             vocab: config.vocab_size,
@@ -205,9 +200,7 @@ impl ModelShape {
 
     fn layers_where(&self, keep: impl Fn(&LayerShape) -> bool) -> impl Iterator<Item = usize> {
         let numbered = self.layers.iter().enumerate();
-        numbered
-            .filter(move |(_, layer)| keep(layer))
-            .map(|(index, _)| index)
+        numbered.filter(move |(_, layer)| keep(layer)).map(|(index, _)| index)
     }
 }
 
@@ -227,11 +220,7 @@ fn layer_shape(config: &RawConfig, index: usize) -> Result<LayerShape, ShapeErro
     let block = config.attn_res_block_size;
     Ok(LayerShape {
         kind,
-        mlp: if is_dense {
-            MlpKind::Dense
-        } else {
-            MlpKind::Moe
-        },
+        mlp: if is_dense { MlpKind::Dense } else { MlpKind::Moe },
         attention_banks: index.div_ceil(block),
         pushes_bank: index.is_multiple_of(block),
         mlp_banks: index / block + 1,

@@ -145,19 +145,14 @@ impl Shard {
     /// # Errors
     /// Every variant of [`ShardError`].
     pub fn open(path: &Path, names: &mut dyn NameResolver) -> Result<(Self, Header), ShardError> {
-        let in_header = |reason| ShardError::Header {
-            path: path.to_owned(),
-            reason,
-        };
+        let in_header = |reason| ShardError::Header { path: path.to_owned(), reason };
         if let Some(what) = Foreign::of_name(path) {
             return Err(in_header(HeaderError::Foreign(what)));
         }
         let io_error = |reason| open_error(path, reason);
         // Looked at before it is opened: opening a pipe would wait for a writer.
         if !std::fs::metadata(path).map_err(io_error)?.is_file() {
-            return Err(ShardError::NotAFile {
-                path: path.to_owned(),
-            });
+            return Err(ShardError::NotAFile { path: path.to_owned() });
         }
         let file = File::open(path).map_err(io_error)?;
         let file_bytes = file.metadata().map_err(io_error)?.len();
@@ -165,25 +160,12 @@ impl Shard {
         let sniffed = read_full(&mut first_bytes, 0, |part, at| file.read_at(part, at));
         let sniffed = sniffed.map_err(io_error)?;
         let header_bytes = header_length(&first_bytes[..sniffed], file_bytes).map_err(in_header)?;
-        let source = Positioned {
-            file: &file,
-            at: LENGTH_BYTES,
-        }
-        .take(header_bytes);
+        let source = Positioned { file: &file, at: LENGTH_BYTES }.take(header_bytes);
         let data_bytes = file_bytes - LENGTH_BYTES - header_bytes;
         let mut header = parse_header(source, data_bytes, names).map_err(in_header)?;
         let metadata = std::mem::take(&mut header.metadata);
         let path = path.to_owned();
-        Ok((
-            Self {
-                path,
-                file,
-                file_bytes,
-                header_bytes,
-                metadata,
-            },
-            header,
-        ))
+        Ok((Self { path, file, file_bytes, header_bytes, metadata }, header))
     }
 
     /// The file's path, as opened (links not resolved).
@@ -231,18 +213,10 @@ impl Shard {
         let path = || self.path.clone();
         match read_full(buffer, offset, |part, at| self.file.read_at(part, at)) {
             Ok(got_bytes) if got_bytes == wanted_bytes => Ok(()),
-            Ok(got_bytes) => Err(ReadError::EarlyEnd {
-                path: path(),
-                offset,
-                wanted_bytes,
-                got_bytes,
-            }),
-            Err(reason) => Err(ReadError::Io {
-                path: path(),
-                offset,
-                wanted_bytes,
-                reason,
-            }),
+            Ok(got_bytes) => {
+                Err(ReadError::EarlyEnd { path: path(), offset, wanted_bytes, got_bytes })
+            }
+            Err(reason) => Err(ReadError::Io { path: path(), offset, wanted_bytes, reason }),
         }
     }
 }

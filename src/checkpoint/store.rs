@@ -47,10 +47,7 @@ impl fmt::Display for Note {
         match self {
             Self::StrayShard { file } => write!(f, "{file:?} is not in the index and is ignored"),
             Self::UnfinishedDownload { file } => write!(f, "{file:?} is an unfinished download"),
-            Self::TotalSizeDiffers {
-                index_bytes,
-                header_bytes,
-            } => write!(
+            Self::TotalSizeDiffers { index_bytes, header_bytes } => write!(
                 f,
                 "the index says total_size {index_bytes}, the headers add up to {header_bytes}"
             ),
@@ -179,9 +176,7 @@ impl Checkpoint {
     /// Whether the index names a tensor that lies in a missing shard.
     #[must_use]
     pub fn is_in_missing_shard(&self, name: &str) -> bool {
-        self.names
-            .find(name)
-            .is_some_and(|id| self.entry_of_name[id as usize] == NO_ENTRY)
+        self.names.find(name).is_some_and(|id| self.entry_of_name[id as usize] == NO_ENTRY)
     }
 
     /// What was noticed and is no error.
@@ -193,10 +188,7 @@ impl Checkpoint {
     /// Sum of all tensors' bytes.
     #[must_use]
     pub fn tensor_bytes(&self) -> u64 {
-        let forms = self
-            .entries
-            .iter()
-            .map(|entry| &self.forms[entry.form as usize]);
+        let forms = self.entries.iter().map(|entry| &self.forms[entry.form as usize]);
         // Sparse files can claim more than 64 bits hold.
         forms.fold(0, |sum, form| sum.saturating_add(form.byte_len))
     }
@@ -274,10 +266,7 @@ impl Checkpoint {
     /// Every variant of [`ReadError`] but the two about ranges.
     pub fn read(&self, name: &str) -> Result<Vec<u8>, ReadError> {
         let Some(info) = self.tensor(name) else {
-            return Err(ReadError::NoTensor {
-                path: self.folder.clone(),
-                tensor: name.to_owned(),
-            });
+            return Err(ReadError::NoTensor { path: self.folder.clone(), tensor: name.to_owned() });
         };
         let (tensor, byte_len) = (name.to_owned(), info.byte_len);
         let mut bytes = Vec::new();
@@ -305,20 +294,11 @@ impl Checkpoint {
         let tensor = || info.name.to_owned();
         if start > end || end > info.byte_len {
             let byte_len = info.byte_len;
-            return Err(ReadError::OutOfRange {
-                tensor: tensor(),
-                start,
-                end,
-                byte_len,
-            });
+            return Err(ReadError::OutOfRange { tensor: tensor(), start, end, byte_len });
         }
         if buffer.len() as u64 != end - start {
             let (wanted_bytes, got_bytes) = (end - start, buffer.len());
-            return Err(ReadError::BufferLength {
-                tensor: tensor(),
-                wanted_bytes,
-                got_bytes,
-            });
+            return Err(ReadError::BufferLength { tensor: tensor(), wanted_bytes, got_bytes });
         }
         self.shards[info.shard].read_at(info.offset + start, buffer)
     }

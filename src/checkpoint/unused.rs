@@ -28,10 +28,7 @@ impl UnusedClass {
     /// Whether the release has such tensors; the others deserve a look.
     #[must_use]
     pub fn is_released(self) -> bool {
-        matches!(
-            self,
-            Self::VisionTower | Self::MmProjector | Self::ResidualBeforeFirstBank
-        )
+        matches!(self, Self::VisionTower | Self::MmProjector | Self::ResidualBeforeFirstBank)
     }
 }
 
@@ -60,13 +57,9 @@ pub struct Unused {
 /// Names of residual weights that no mix ever reads.
 pub(super) fn zero_residuals(shape: &ModelShape) -> Vec<String> {
     let layers = shape.layers.iter().enumerate();
-    let without = layers
-        .filter(|(_, layer)| layer.attention_banks == 0)
-        .map(|(index, _)| index);
+    let without = layers.filter(|(_, layer)| layer.attention_banks == 0).map(|(index, _)| index);
     let roles = [Role::AttentionResNorm, Role::AttentionResProj];
-    without
-        .flat_map(|layer| roles.map(|role| role.name(layer, 0)))
-        .collect()
+    without.flat_map(|layer| roles.map(|role| role.name(layer, 0))).collect()
 }
 
 pub(super) fn classify(name: &str, shape: &ModelShape, zero_residuals: &[String]) -> UnusedClass {
@@ -88,11 +81,7 @@ pub(super) fn classify(name: &str, shape: &ModelShape, zero_residuals: &[String]
 
 /// The layer that a name belongs to by its prefix.
 pub(super) fn layer_of(name: &str) -> Option<usize> {
-    name.strip_prefix(LAYER_PREFIX)?
-        .split_once('.')?
-        .0
-        .parse()
-        .ok()
+    name.strip_prefix(LAYER_PREFIX)?.split_once('.')?.0.parse().ok()
 }
 
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -114,10 +103,7 @@ pub(super) fn released_residuals(part: ResidualPart, layer: Option<usize>) -> &'
 /// Whether a name of the text model looks like a residual norm or projection.
 pub(super) fn residual_spelling(name: &str) -> Option<ResidualPart> {
     let words: Vec<_> = name.strip_prefix(TEXT_PREFIX)?.split(['.', '_']).collect();
-    if !words
-        .iter()
-        .any(|word| matches!(*word, "res" | "residual" | "residuals"))
-    {
+    if !words.iter().any(|word| matches!(*word, "res" | "residual" | "residuals")) {
         return None;
     }
     let last = words.iter().rev().find(|word| **word != "weight")?;

@@ -127,13 +127,9 @@ impl FileLayout {
             let name = tensor.name;
             let byte_len = check_spec(&tensor)?;
             let start = end;
-            end = start
-                .checked_add(byte_len)
-                .ok_or_else(|| bad_shape(&tensor))?;
+            end = start.checked_add(byte_len).ok_or_else(|| bad_shape(&tensor))?;
             if !seen.insert(name) {
-                return Err(WriteError::DuplicateName {
-                    tensor: name.to_owned(),
-                });
+                return Err(WriteError::DuplicateName { tensor: name.to_owned() });
             }
             if header.len() > 1 {
                 header.push(',');
@@ -159,11 +155,7 @@ impl FileLayout {
         let mut head = (header_bytes as u64).to_le_bytes().to_vec();
         head.extend_from_slice(header.as_bytes());
         let file_bytes = head.len() as u64 + end;
-        Ok(Self {
-            head,
-            tensor_bytes,
-            file_bytes,
-        })
+        Ok(Self { head, tensor_bytes, file_bytes })
     }
 }
 
@@ -179,37 +171,24 @@ pub fn write_safetensors_with<'a>(
     mut fill: impl FnMut(usize, &mut dyn Write) -> io::Result<()>,
 ) -> Result<(), WriteError> {
     let layout = FileLayout::new(tensors.iter().copied(), metadata)?;
-    let io_error = |reason| WriteError::Io {
-        path: path.to_owned(),
-        reason,
-    };
+    let io_error = |reason| WriteError::Io { path: path.to_owned(), reason };
     let folder = match path.parent() {
         Some(folder) if !folder.as_os_str().is_empty() => folder,
         _ => Path::new("."),
     };
     // As for any new file: readable by whom the user's mask lets read.
     let mode = Permissions::from_mode(0o666);
-    let file = tempfile::Builder::new()
-        .prefix(".writing-")
-        .permissions(mode)
-        .tempfile_in(folder);
+    let file = tempfile::Builder::new().prefix(".writing-").permissions(mode).tempfile_in(folder);
     let mut file = file.map_err(io_error)?;
     let mut sink = BufWriter::with_capacity(1 << 20, file.as_file_mut());
     sink.write_all(&layout.head).map_err(io_error)?;
     for (index, (tensor, &expected_bytes)) in tensors.iter().zip(&layout.tensor_bytes).enumerate() {
-        let mut counted = Counted {
-            sink: &mut sink,
-            got_bytes: 0,
-        };
+        let mut counted = Counted { sink: &mut sink, got_bytes: 0 };
         fill(index, &mut counted).map_err(io_error)?;
         let got_bytes = counted.got_bytes;
         if got_bytes != expected_bytes {
             let tensor = tensor.name.to_owned();
-            return Err(WriteError::DataLength {
-                tensor,
-                expected_bytes,
-                got_bytes,
-            });
+            return Err(WriteError::DataLength { tensor, expected_bytes, got_bytes });
         }
     }
     sink.flush().map_err(io_error)?;
@@ -228,9 +207,7 @@ pub fn write_safetensors(
     metadata: &[(&str, &str)],
 ) -> Result<(), WriteError> {
     let specs: Vec<_> = tensors.iter().map(|(spec, _)| *spec).collect();
-    write_safetensors_with(path, &specs, metadata, |index, sink| {
-        sink.write_all(tensors[index].1)
-    })
+    write_safetensors_with(path, &specs, metadata, |index, sink| sink.write_all(tensors[index].1))
 }
 
 fn check_spec(tensor: &TensorSpec<'_>) -> Result<u64, WriteError> {
@@ -239,31 +216,18 @@ fn check_spec(tensor: &TensorSpec<'_>) -> Result<u64, WriteError> {
         return Err(WriteError::ReservedName);
     }
     if name.len() > MAX_NAME_BYTES {
-        return Err(WriteError::NameTooLong {
-            name_bytes: name.len(),
-        });
+        return Err(WriteError::NameTooLong { name_bytes: name.len() });
     }
     if shape.len() > MAX_RANK {
-        return Err(WriteError::RankTooHigh {
-            tensor: name.to_owned(),
-            rank: shape.len(),
-        });
+        return Err(WriteError::RankTooHigh { tensor: name.to_owned(), rank: shape.len() });
     }
-    let elements = shape
-        .iter()
-        .try_fold(1_u64, |product, &size| product.checked_mul(size as u64));
-    elements
-        .and_then(|elements| dtype.byte_len(elements))
-        .ok_or_else(|| bad_shape(tensor))
+    let elements = shape.iter().try_fold(1_u64, |product, &size| product.checked_mul(size as u64));
+    elements.and_then(|elements| dtype.byte_len(elements)).ok_or_else(|| bad_shape(tensor))
 }
 
 fn bad_shape(tensor: &TensorSpec<'_>) -> WriteError {
     let (name, shape) = (tensor.name.to_owned(), tensor.shape.to_vec());
-    WriteError::BadShape {
-        tensor: name,
-        shape,
-        dtype: tensor.dtype,
-    }
+    WriteError::BadShape { tensor: name, shape, dtype: tensor.dtype }
 }
 
 fn write_metadata(metadata: &[(&str, &str)], header: &mut String) -> Result<(), WriteError> {
@@ -275,9 +239,7 @@ fn write_metadata(metadata: &[(&str, &str)], header: &mut String) -> Result<(), 
     let mut seen = HashSet::new();
     for (index, (key, value)) in metadata.iter().enumerate() {
         if !seen.insert(*key) {
-            return Err(WriteError::DuplicateKey {
-                key: (*key).to_owned(),
-            });
+            return Err(WriteError::DuplicateKey { key: (*key).to_owned() });
         }
         if index > 0 {
             header.push(',');
@@ -335,10 +297,7 @@ mod tests {
         let folder = tempfile::tempdir().expect("folder");
         let path = folder.path().join("a.safetensors");
         let tensors = [
-            (
-                spec("odd \"name\"\\\n café", Dtype::U8, &[3]),
-                &[1_u8, 2, 3][..],
-            ),
+            (spec("odd \"name\"\\\n café", Dtype::U8, &[3]), &[1_u8, 2, 3][..]),
             (spec("empty", Dtype::F32, &[0, 4]), &[]),
             (spec("scalar", Dtype::Bf16, &[]), &[0x80, 0x3F]),
         ];
@@ -352,10 +311,7 @@ mod tests {
             assert_eq!(other.tensor(spec.name).expect("crate").data(), data);
             assert_eq!(ours.tensor(spec.name).expect("ours").shape, spec.shape);
         }
-        assert_eq!(
-            ours.shards()[0].metadata()[1],
-            ("note".into(), "}\"{".into())
-        );
+        assert_eq!(ours.shards()[0].metadata()[1], ("note".into(), "}\"{".into()));
         assert!(ours.shards()[0].data_start().is_multiple_of(8));
     }
 
@@ -370,10 +326,7 @@ mod tests {
         let reserved = refuse(&[(spec(METADATA_KEY, Dtype::U8, &[0]), &[])]);
         assert!(matches!(reserved, WriteError::ReservedName));
         let twice = spec("w", Dtype::U8, &[0]);
-        assert!(matches!(
-            refuse(&[(twice, &[]), (twice, &[])]),
-            WriteError::DuplicateName { .. }
-        ));
+        assert!(matches!(refuse(&[(twice, &[]), (twice, &[])]), WriteError::DuplicateName { .. }));
         let long = "n".repeat(MAX_NAME_BYTES + 1);
         assert!(matches!(
             refuse(&[(spec(&long, Dtype::U8, &[0]), &[])]),
@@ -384,14 +337,7 @@ mod tests {
         let huge = refuse(&[(spec("w", Dtype::F64, &[usize::MAX, 2]), &[])]);
         assert!(matches!(huge, WriteError::BadShape { .. }));
         let short = refuse(&[(spec("w", Dtype::F32, &[1]), &[0; 3])]);
-        assert!(matches!(
-            short,
-            WriteError::DataLength {
-                expected_bytes: 4,
-                got_bytes: 3,
-                ..
-            }
-        ));
+        assert!(matches!(short, WriteError::DataLength { expected_bytes: 4, got_bytes: 3, .. }));
         let metadata = FileLayout::new([], &[("a", "1"), ("a", "2")]);
         assert!(matches!(metadata, Err(WriteError::DuplicateKey { .. })));
         assert_eq!(std::fs::read_dir(folder.path()).expect("folder").count(), 0);

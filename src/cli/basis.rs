@@ -104,11 +104,7 @@ impl BasisArgs {
             return Ok(Basis::Measured { floor, because });
         }
         if let Some(floors) = carried_floors(header, precision).filter(|_| exact) {
-            return Ok(Basis::Carried {
-                precision,
-                floors,
-                because,
-            });
+            return Ok(Basis::Carried { precision, floors, because });
         }
         let floors = ShippedFloors::measure(precision)
             .map_err(|error| CommandError::new(error, Exit::BadInput))?;
@@ -186,11 +182,7 @@ impl Basis {
                 floor.tokens,
                 floor.relative(Stage::Logits).unwrap_or(0.0)
             ),
-            Self::Carried {
-                precision,
-                floors,
-                because,
-            } => format!(
+            Self::Carried { precision, floors, because } => format!(
                 "{FACTOR} x the noise floor of {} ({because}), measured when the exact side was \
                  made ({:.3e} on the logits)",
                 precision.name(),

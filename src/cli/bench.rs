@@ -92,12 +92,7 @@ pub fn run(args: &BenchArgs) -> Result<Exit, CommandError> {
     // Interleaved: a machine that slows down in the course of it slows every rung alike.
     for repeat in 0..args.repeats {
         for rung in &mut runs {
-            eprint_text(&format!(
-                "run {} of {} under {}\n",
-                repeat + 1,
-                args.repeats,
-                rung.budget
-            ));
+            eprint_text(&format!("run {} of {} under {}\n", repeat + 1, args.repeats, rung.budget));
             let traced = repeat == 0 && rung.budget == args.ladder[0].text;
             let report = one(args, &rung.budget, traced, &interrupt);
             if interrupt.is_set() {
@@ -149,11 +144,7 @@ fn wait(command: &mut Command, interrupt: &Interrupt) -> io::Result<Output> {
         let ended = || io::Error::other("the reading thread ended");
         bytes.join().map_err(|_| ended())?
     };
-    Ok(Output {
-        status,
-        stdout: whole(stdout)?,
-        stderr: whole(stderr)?,
-    })
+    Ok(Output { status, stdout: whole(stdout)?, stderr: whole(stderr)? })
 }
 
 /// Waits; an interrupt becomes the run's own.
@@ -229,8 +220,5 @@ fn one(
         _ => Exit::BadInput,
     };
     let what = line.unwrap_or("the run ended without a word");
-    Err(CommandError::new(
-        anyhow::anyhow!("under {budget}: {what}"),
-        exit,
-    ))
+    Err(CommandError::new(anyhow::anyhow!("under {budget}: {what}"), exit))
 }

@@ -63,13 +63,8 @@ pub fn run(args: &CheckArgs) -> Result<Exit, CommandError> {
     let config = read_config(&folder)?;
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
     let pool = pool.map_err(|error| CommandError::new(error, Exit::BadInput))?;
-    let mut checks = Checks {
-        args,
-        folder: &folder,
-        config: &config,
-        rows: Vec::new(),
-        notes: Vec::new(),
-    };
+    let mut checks =
+        Checks { args, folder: &folder, config: &config, rows: Vec::new(), notes: Vec::new() };
     pool.install(|| checks.run(digests.as_deref()))?;
     let exit = checks.rows.iter().fold(Exit::Conforms, |exit, row| {
         exit.and(match row.verdict {
@@ -104,15 +99,9 @@ struct Checks<'a> {
 const FILES: [&str; 2] = ["files", "every file is what its name says, and whole"];
 const SIZES: [&str; 2] = ["sizes", "every shard has its published size"];
 const INDEX: [&str; 2] = ["index", "index and headers agree"];
-const BIND: [&str; 2] = [
-    "bind",
-    "every tensor the config implies is there, as implied",
-];
+const BIND: [&str; 2] = ["bind", "every tensor the config implies is there, as implied"];
 const CROSS_READ: [&str; 2] = ["cross-read", "two readers agree on every tensor"];
-const VALUES: [&str; 2] = [
-    "values",
-    "no NaN scale, no weight that is not finite, no zero expert",
-];
+const VALUES: [&str; 2] = ["values", "no NaN scale, no weight that is not finite, no zero expert"];
 const SHA256: [&str; 2] = ["sha256", "every listed file has its digest"];
 
 impl Checks<'_> {
@@ -172,14 +161,7 @@ impl Checks<'_> {
             (0, gone) => format!("{detail}, {gone} absent"),
             (wrong, gone) => format!("{detail}, {wrong} wrong, {gone} absent"),
         };
-        self.rows.push(CheckRow {
-            id,
-            what,
-            verdict,
-            detail,
-            findings,
-            absent,
-        });
+        self.rows.push(CheckRow { id, what, verdict, detail, findings, absent });
     }
 
     fn sizes(&mut self, files: &Files) {
@@ -201,11 +183,7 @@ impl Checks<'_> {
     fn not_opened(&mut self, files: &Files, error: &str) {
         if files.findings.is_empty() {
             let mut findings = Findings::default();
-            findings.push(Finding {
-                file: ".".to_owned(),
-                tensor: None,
-                what: error.to_owned(),
-            });
+            findings.push(Finding { file: ".".to_owned(), tensor: None, what: error.to_owned() });
             self.judged(INDEX, "not opened".to_owned(), findings, Vec::new());
         } else {
             self.row(INDEX, Verdict::NotRun, error);
@@ -216,11 +194,7 @@ impl Checks<'_> {
                 "values" => !self.args.headers_only,
                 _ => true,
             };
-            let verdict = if selected {
-                Verdict::NotRun
-            } else {
-                Verdict::NotSelected
-            };
+            let verdict = if selected { Verdict::NotRun } else { Verdict::NotSelected };
             self.row(check, verdict, "the checkpoint cannot be opened");
         }
     }
@@ -268,16 +242,9 @@ impl Checks<'_> {
         let shape = shape.map_err(|error| CommandError::new(error, Exit::BadInput))?;
         let census = census::census(checkpoint, &shape);
         let mut absent = Vec::new();
-        for row in census
-            .layers
-            .iter()
-            .filter(|row| row.tensors < row.expected)
-        {
+        for row in census.layers.iter().filter(|row| row.tensors < row.expected) {
             let gone = row.expected - row.tensors;
-            absent.push(format!(
-                "layer {}: {gone} of {} tensors",
-                row.layer, row.expected
-            ));
+            absent.push(format!("layer {}: {gone} of {} tensors", row.layer, row.expected));
         }
         absent.extend(census.absent_outside_layers.iter().cloned());
         let mut findings = census.problems;
@@ -292,12 +259,7 @@ impl Checks<'_> {
             }
         }
         let there = census.layers.iter().map(|row| row.tensors).sum::<u64>();
-        self.judged(
-            BIND,
-            format!("{there} tensors of layers bound"),
-            findings,
-            absent,
-        );
+        self.judged(BIND, format!("{there} tensors of layers bound"), findings, absent);
         Ok(())
     }
 

@@ -155,8 +155,7 @@ fn pair(
 ) -> Result<Pair, CommandError> {
     let exact = stored(expected) == Precision::F64;
     let basis = if decides {
-        args.basis
-            .decide(exact, &expected.metadata, stored(got), ids)?
+        args.basis.decide(exact, &expected.metadata, stored(got), ids)?
     } else {
         Basis::Bits
     };
@@ -209,16 +208,12 @@ fn write_text(
 ) -> std::fmt::Result {
     writeln!(text, "k3-verify compare: named tensors in execution order")?;
     for (letter, (path, file)) in ['A', 'B', 'C'].iter().zip(files) {
-        let ids = ids_of(file).map_or("ids unknown".to_owned(), |ids| {
-            format!("ids {}", id_list(&ids))
-        });
+        let ids =
+            ids_of(file).map_or("ids unknown".to_owned(), |ids| format!("ids {}", id_list(&ids)));
         let precision = stored(file).name();
         let count = file.tensors.len();
         let path = path.display();
-        writeln!(
-            text,
-            "{letter}: {path}: {count} tensors, {precision}, {ids}"
-        )?;
+        writeln!(text, "{letter}: {path}: {count} tensors, {precision}, {ids}")?;
     }
     if let Some(stages) = &report.stages {
         writeln!(text, "stages: {stages}")?;
@@ -249,19 +244,12 @@ fn write_pair(text: &mut String, pair: &Pair) -> std::fmt::Result {
             )?;
             if let Some((ratio, tensor)) = comparison.worst_of(place) {
                 let name = &tensor.name;
-                writeln!(
-                    text,
-                    "  nearest to its budget before it: {name} at {ratio:.2e}"
-                )?;
+                writeln!(text, "  nearest to its budget before it: {name} at {ratio:.2e}")?;
             }
         }
     }
     if let Some((ratio, tensor)) = comparison.worst_of(count) {
-        writeln!(
-            text,
-            "  worst of all: {} at {ratio:.2e} of its budget",
-            tensor.name
-        )?;
+        writeln!(text, "  worst of all: {} at {ratio:.2e} of its budget", tensor.name)?;
     }
     for (side, names) in [
         ("only in the expected dump", &comparison.only_expected),
@@ -270,11 +258,7 @@ fn write_pair(text: &mut String, pair: &Pair) -> std::fmt::Result {
         if !names.is_empty() {
             let shown = names[..names.len().min(LISTED)].join(", ");
             let more = if names.len() > LISTED { ", …" } else { "" };
-            writeln!(
-                text,
-                "  NOT RUN: {} tensors {side}: {shown}{more}",
-                names.len()
-            )?;
+            writeln!(text, "  NOT RUN: {} tensors {side}: {shown}{more}", names.len())?;
         }
     }
     Ok(())

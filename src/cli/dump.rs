@@ -185,10 +185,7 @@ fn header(args: &DumpArgs) -> BTreeMap<String, String> {
         ("schema".to_owned(), "k3-verify/stages/1".to_owned()),
         ("by".to_owned(), by.to_owned()),
         ("ids".to_owned(), ids.join(",")),
-        (
-            "mla_norm_eps".to_owned(),
-            format!("{:e}", args.mla_norm_eps),
-        ),
+        ("mla_norm_eps".to_owned(), format!("{:e}", args.mla_norm_eps)),
     ])
 }
 
@@ -262,11 +259,5 @@ fn write_text(text: &mut String, report: &DumpReport, out: &Path) -> std::fmt::R
     for (layer, largest) in &report.max_abs_h {
         writeln!(text, "layer {layer:>3}  max |h| {largest:.6e}")?;
     }
-    writeln!(
-        text,
-        "\n{} tensors, {} bytes: {}",
-        report.tensors,
-        report.bytes,
-        out.display()
-    )
+    writeln!(text, "\n{} tensors, {} bytes: {}", report.tensors, report.bytes, out.display())
 }

@@ -105,9 +105,7 @@ pub fn run(args: &EvidenceArgs) -> Result<Exit, CommandError> {
     output::write_whole(&made.path().join("expected.safetensors"), &tensors)?;
     let model_linked = place_model(&model, made.path())?;
     let hashes = hashes(&model, model_linked);
-    let name = out
-        .file_name()
-        .map_or("set".into(), |name| name.to_string_lossy());
+    let name = out.file_name().map_or("set".into(), |name| name.to_string_lossy());
     let json = answers.json(&name, args.mla_norm_eps, &floors, &hashes);
     let mut json =
         serde_json::to_string_pretty(&json).map_err(|e| CommandError::new(e, Exit::BadInput))?;
@@ -138,12 +136,10 @@ fn place_model(model: &Path, set: &Path) -> Result<bool, CommandError> {
         return Ok(false);
     }
     let absolute = model.canonicalize();
-    absolute
-        .and_then(|from| std::os::unix::fs::symlink(from, &target))
-        .map_err(|error| {
-            let error = anyhow::anyhow!("{}: cannot link: {error}", target.display());
-            CommandError::new(error, Exit::BadInput)
-        })?;
+    absolute.and_then(|from| std::os::unix::fs::symlink(from, &target)).map_err(|error| {
+        let error = anyhow::anyhow!("{}: cannot link: {error}", target.display());
+        CommandError::new(error, Exit::BadInput)
+    })?;
     Ok(true)
 }
 
@@ -175,26 +171,14 @@ fn write_text(text: &mut String, report: &EvidenceReport, out: &Path) -> std::fm
     writeln!(text, "{}", epsilon_line(report.mla_norm_eps))?;
     writeln!(text, "prompt ids: {}", joined(&report.prompt_ids))?;
     writeln!(text, "greedy ids: {}", joined(&report.greedy_ids))?;
-    writeln!(
-        text,
-        "least distance of the two best logits: {:.3e}",
-        report.least_gap
-    )?;
+    writeln!(text, "least distance of the two best logits: {:.3e}", report.least_gap)?;
     for noise in &report.noise {
-        write!(
-            text,
-            "noise of {}: {:.3e} in a logit",
-            noise.precision, noise.logits_max_abs
-        )?;
+        write!(text, "noise of {}: {:.3e} in a logit", noise.precision, noise.logits_max_abs)?;
         match &noise.first_flip {
             None => writeln!(text, ", no decision changes")?,
             Some(flip) => writeln!(text, "; it changes {flip}: no use for {}", noise.precision)?,
         }
     }
-    let model = if report.model_linked {
-        "model/ is a link"
-    } else {
-        "model/ is a copy"
-    };
+    let model = if report.model_linked { "model/ is a link" } else { "model/ is a copy" };
     writeln!(text, "{}: {model}", out.display())
 }

@@ -146,11 +146,7 @@ pub fn files_below(root: &Path) -> Vec<String> {
     let mut found = Vec::new();
     let mut folders = vec![String::new()];
     while let Some(folder) = folders.pop() {
-        for entry in fs::read_dir(root.join(&folder))
-            .into_iter()
-            .flatten()
-            .flatten()
-        {
+        for entry in fs::read_dir(root.join(&folder)).into_iter().flatten().flatten() {
             let name = format!("{folder}{}", entry.file_name().to_string_lossy());
             if entry.path().is_dir() {
                 folders.push(name + "/");

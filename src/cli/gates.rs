@@ -131,13 +131,7 @@ fn list(args: &GatesArgs) -> Result<Exit, CommandError> {
     });
     let oracle = ORACLE_GATES.iter().map(|gate| {
         let id = format!("SET/{}", gate.id);
-        (
-            id,
-            gate.what,
-            gate.inputs.to_owned(),
-            gate.budget,
-            gate.catches,
-        )
+        (id, gate.what, gate.inputs.to_owned(), gate.budget, gate.catches)
     });
     let mut text = String::new();
     let mut rows = Vec::new();
@@ -228,9 +222,7 @@ fn climb(args: &GatesArgs) -> Result<Exit, CommandError> {
     };
     output::deliver(&args.output, &report, &report.text())?;
     let plots = || gates_page::plots(&report);
-    output::deliver_page(&args.output, plots, |plots| {
-        gates_page::page(&report, plots)
-    })?;
+    output::deliver_page(&args.output, plots, |plots| gates_page::page(&report, plots))?;
     Ok(exit)
 }
 
@@ -250,10 +242,7 @@ fn engine_command(args: &GatesArgs) -> Result<Option<Box<dyn SubjectSource>>, Co
             .hint("for example --engine-cmd 'python3 engine.py {model} {ids} {gen} {logits}'")
     })?;
     let precision = args.precision.unwrap_or(Precision::F32);
-    Ok(Some(Box::new(EngineCommand {
-        template,
-        precision,
-    })))
+    Ok(Some(Box::new(EngineCommand { template, precision })))
 }
 
 /// A foreign engine cannot be told another epsilon. To compare it with engines that have one, the
@@ -308,15 +297,8 @@ fn open_evidence(args: &GatesArgs) -> Result<Vec<SetState>, CommandError> {
             .ok()
             .and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()))
             .unwrap_or_else(|| folder.display().to_string());
-        let taken = sets
-            .iter()
-            .filter(|set| set.name().starts_with(&base))
-            .count();
-        let name = if taken == 0 {
-            base
-        } else {
-            format!("{base}-{}", taken + 1)
-        };
+        let taken = sets.iter().filter(|set| set.name().starts_with(&base)).count();
+        let name = if taken == 0 { base } else { format!("{base}-{}", taken + 1) };
         let set = EvidenceSet::open(&name, folder).map_err(|error| {
             CommandError::new(error, Exit::BadInput).hint(
                 "an evidence set is a folder with model/, expected.json and expected.safetensors",
@@ -351,10 +333,7 @@ fn shipped_evidence(
             return Err(CommandError::new(error, Exit::BadInput));
         }
         None => {
-            return Err(CommandError::new(
-                anyhow::anyhow!("no set ships"),
-                Exit::Incomplete,
-            ));
+            return Err(CommandError::new(anyhow::anyhow!("no set ships"), Exit::Incomplete));
         }
     };
     let kernels = runner::shipped_kernels(fixtures)
@@ -421,8 +400,6 @@ fn mutants(args: &GatesArgs) -> Result<Exit, CommandError> {
     let report = MutantReport::new(&tiny.name, &control_matrix, &matrix, &tables, provenance);
     output::deliver(&args.output, &report, &report.text())?;
     let plots = || mutants_page::plots(&report);
-    output::deliver_page(&args.output, plots, |plots| {
-        mutants_page::page(&report, plots)
-    })?;
+    output::deliver_page(&args.output, plots, |plots| mutants_page::page(&report, plots))?;
     Ok(report.exit())
 }

@@ -121,11 +121,7 @@ fn choose(
     prepared: &Prepared,
 ) -> Result<(MemoryPlan, EngineOptions, StreamOptions), CommandError> {
     let positions = prepared.request.positions();
-    let rows = if args.tf_check {
-        args.model.prefill_chunk as usize
-    } else {
-        1
-    };
+    let rows = if args.tf_check { args.model.prefill_chunk as usize } else { 1 };
     let tokenizer = prepared.text.as_ref().map(|text| text.held_bytes);
     let plan = plan(&args.model, &prepared.files, positions, rows, tokenizer)?;
     eprint_text(&format!("memory plan\n{}", plan.text()));
@@ -146,16 +142,7 @@ fn choose(
 /// Plans, takes the memory, computes, reports.
 fn execute(args: &GenerateArgs, prepared: Prepared) -> Result<Exit, CommandError> {
     let (plan, options, stream) = choose(args, &prepared)?;
-    let Prepared {
-        operations,
-        files,
-        identity,
-        saved,
-        text,
-        request,
-        interrupt,
-        ..
-    } = prepared;
+    let Prepared { operations, files, identity, saved, text, request, interrupt, .. } = prepared;
     let streamed = files.engine(&operations, &stream, options);
     let streamed = streamed.map_err(|error| model_error(&error))?;
     let said = say_direct(&streamed);
@@ -173,11 +160,8 @@ fn execute(args: &GenerateArgs, prepared: Prepared) -> Result<Exit, CommandError
     if watch.reader_left() {
         return Ok(Exit::Conforms);
     }
-    let (steps, pending) = if computed.complete {
-        watch.finish()?
-    } else {
-        (watch.give_up()?, Pending::new())
-    };
+    let (steps, pending) =
+        if computed.complete { watch.finish()? } else { (watch.give_up()?, Pending::new()) };
     if !said {
         // Some file systems refuse at the first read and not at open.
         say_direct(&streamed);
@@ -238,10 +222,7 @@ fn compute(
     request: &Request,
     watch: &mut RunWatch<'_>,
 ) -> Result<Computed, CommandError> {
-    let chose = |ids| Generated {
-        ids,
-        stopped_by: None,
-    };
+    let chose = |ids| Generated { ids, stopped_by: None };
     let start = Instant::now();
     let computed = if args.tf_check {
         let forced = run::teacher_forcing(sequence, &request.ids, watch);
@@ -252,12 +233,7 @@ fn compute(
     };
     let seconds = start.elapsed().as_secs_f64();
     match computed {
-        Ok((generated, forced)) => Ok(Computed {
-            generated,
-            forced,
-            complete: true,
-            seconds,
-        }),
+        Ok((generated, forced)) => Ok(Computed { generated, forced, complete: true, seconds }),
         Err(EngineError::Interrupted) => Ok(Computed {
             generated: chose(watch.chosen()),
             forced: None,
@@ -294,21 +270,14 @@ fn deliver(args: &GenerateArgs, report: &RunReport, saved: bool) -> Result<Exit,
         None => format!("{}\n", join(&report.generated_ids)),
     };
     if args.output.format == Format::Json || args.output.out.is_some() {
-        let json = output::OutputArgs {
-            format: Format::Json,
-            out: args.output.out.clone(),
-        };
+        let json = output::OutputArgs { format: Format::Json, out: args.output.out.clone() };
         if args.output.format == Format::Json {
             output::deliver(&json, report, &report.text())?;
         } else {
             output::write_report(&json, report, &report.text())?;
         }
     }
-    output::deliver_page(
-        &args.output,
-        || page::plots(report),
-        |plots| page::page(report, plots),
-    )?;
+    output::deliver_page(&args.output, || page::plots(report), |plots| page::page(report, plots))?;
     if !report.complete {
         // Half of the ids asked for are no result: they are in the error line and the report.
         return Err(interrupted(args, report, saved));
@@ -318,11 +287,7 @@ fn deliver(args: &GenerateArgs, report: &RunReport, saved: bool) -> Result<Exit,
         return Ok(Exit::Conforms);
     }
     let mut stdout = std::io::stdout().lock();
-    output::quiet_pipe(
-        stdout
-            .write_all(line.as_bytes())
-            .and_then(|()| stdout.flush()),
-    )?;
+    output::quiet_pipe(stdout.write_all(line.as_bytes()).and_then(|()| stdout.flush()))?;
     Ok(Exit::Conforms)
 }
 
@@ -342,11 +307,7 @@ fn say_layers(files: &ModelFiles) {
 
 /// One note for files that are read through the page cache; whether there was cause.
 fn say_direct(streamed: &StreamedEngine<Contract>) -> bool {
-    let files = streamed
-        .layers
-        .files()
-        .iter()
-        .chain(streamed.experts.files());
+    let files = streamed.layers.files().iter().chain(streamed.experts.files());
     let cached = files.into_iter().find(|file| !file.is_direct());
     if let Some(file) = cached {
         let path = file.path().display();
@@ -393,9 +354,7 @@ fn request(
     let typed = args.ids.as_ref().map(|ids| &ids.0[..]);
     let given = typed.or(prompt.as_deref()).unwrap_or_default();
     if given.is_empty() && saved.is_none() {
-        return Err(usage(
-            "the prompt is empty: there is nothing to go on from".to_owned(),
-        ));
+        return Err(usage("the prompt is empty: there is nothing to go on from".to_owned()));
     }
     if args.tf_check {
         enough_to_check(given.len())?;
@@ -417,11 +376,7 @@ fn request(
     }
     Ok(Request {
         ids,
-        count: if args.tf_check {
-            0
-        } else {
-            args.r#gen as usize
-        },
+        count: if args.tf_check { 0 } else { args.r#gen as usize },
         stop_ids: args.stop_id.clone(),
         full_recompute: args.full_recompute,
     })
@@ -474,11 +429,7 @@ fn settings(
     operations: &Contract,
     options: EngineOptions,
 ) -> Settings {
-    let mut read = streamed
-        .layers
-        .files()
-        .iter()
-        .chain(streamed.experts.files());
+    let mut read = streamed.layers.files().iter().chain(streamed.experts.files());
     Settings {
         layers: files.shape.layers.len(),
         layers_of_model: files.config.num_hidden_layers,
@@ -510,11 +461,7 @@ fn totals(
     };
     let requests = experts.table.hits + experts.table.misses;
     let percent = |part: f64, whole: f64| {
-        if whole > 0.0 {
-            100.0 * part / whole
-        } else {
-            0.0
-        }
+        if whole > 0.0 { 100.0 * part / whole } else { 0.0 }
     };
     Totals {
         experts: experts.table,

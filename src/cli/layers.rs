@@ -54,12 +54,7 @@ pub struct LayersArgs {
     #[arg(long, value_name = "synthetic|chain|FILE", default_value = "synthetic")]
     input: String,
     /// Ids of the chain
-    #[arg(
-        long,
-        value_name = "1,2,3",
-        value_delimiter = ',',
-        allow_hyphen_values = true
-    )]
+    #[arg(long, value_name = "1,2,3", value_delimiter = ',', allow_hyphen_values = true)]
     ids: Vec<u32>,
     /// Seed of synthetic input [default: 1]
     #[arg(long, value_name = "N")]
@@ -116,10 +111,8 @@ fn bad_input(error: impl Into<anyhow::Error>) -> CommandError {
 pub fn run(args: &LayersArgs) -> Result<Exit, CommandError> {
     let plan = Plan::check(args)?;
     output::check_writable(&args.output)?;
-    let pool = rayon::ThreadPoolBuilder::new()
-        .num_threads(plan.threads)
-        .build()
-        .map_err(bad_input)?;
+    let pool =
+        rayon::ThreadPoolBuilder::new().num_threads(plan.threads).build().map_err(bad_input)?;
     pool.install(|| execute(args, plan))
 }
 
@@ -154,10 +147,7 @@ impl LayersArgs {
 
     /// What is drawn cannot be said of input that is given.
     fn check_drawn(&self, is_given: bool) -> Result<(), CommandError> {
-        let drawn = [
-            ("--seed", self.seed.is_some()),
-            ("--prefill", self.prefill.is_some()),
-        ];
+        let drawn = [("--seed", self.seed.is_some()), ("--prefill", self.prefill.is_some())];
         match drawn.into_iter().find(|(_, is_said)| is_given && *is_said) {
             Some((option, _)) => Err(usage(format!("{option} belongs to --input synthetic"))),
             None => Ok(()),
@@ -190,9 +180,7 @@ impl Plan {
         let layers = layers.map_err(|error| CommandError::new(error, Exit::Usage))?;
         let vocabulary = config.vocab_size;
         if let Some(id) = args.ids.iter().find(|id| **id as usize >= vocabulary) {
-            return Err(usage(format!(
-                "--ids: {id} is not below the vocabulary of {vocabulary}"
-            )));
+            return Err(usage(format!("--ids: {id} is not below the vocabulary of {vocabulary}")));
         }
         let shape = ModelShape::derive(&config).map_err(bad_input)?;
         let selected = match args.part {
@@ -204,11 +192,7 @@ impl Plan {
             (None, true) => Some(PathBuf::from(&args.input)),
             (None, false) => None,
         };
-        let dump = path
-            .as_deref()
-            .map(DumpSubject::read)
-            .transpose()
-            .map_err(bad_input)?;
+        let dump = path.as_deref().map(DumpSubject::read).transpose().map_err(bad_input)?;
         let dump_digest = path.as_deref().map(digest).transpose()?;
         let calls = calls(args, dump.as_ref(), is_chain)?;
         Ok(Self {
@@ -317,12 +301,7 @@ fn execute(args: &LayersArgs, mut plan: Plan) -> Result<Exit, CommandError> {
     let recorded = Recorded::of(&question, &own)
         .map_err(|error| CommandError::new(anyhow::anyhow!(error), Exit::BadInput))?;
     question.ratchet = recorded.as_ref().map(|recorded| recorded.name.clone());
-    let header = Header {
-        question,
-        sources: own,
-        reference_sources: other,
-        part: args.part,
-    };
+    let header = Header { question, sources: own, reference_sources: other, part: args.part };
     let (mut journal, done) = open_journal(args, &header)?;
     let mut report = empty_report(&plan, &header, done.len());
     let arithmetic = plan.arithmetic(args);
@@ -425,14 +404,8 @@ fn prepare<'p>(
             let engine = Subject::Engine(Box::new(engine.map_err(bad_input)?));
             let input = match (dump, args.ids.is_empty()) {
                 (Some(dump), _) => Input::Dump(dump),
-                (None, false) => Input::Chain {
-                    ids: args.ids.clone(),
-                    chain: Chain::default(),
-                },
-                (None, true) => Input::Synthetic {
-                    seed: args.seed(),
-                    rows,
-                },
+                (None, false) => Input::Chain { ids: args.ids.clone(), chain: Chain::default() },
+                (None, true) => Input::Synthetic { seed: args.seed(), rows },
             };
             (engine, input)
         }
@@ -519,9 +492,7 @@ impl Live {
             return Ok(());
         }
         let mut stdout = std::io::stdout().lock();
-        let written = stdout
-            .write_all(text.as_bytes())
-            .and_then(|()| stdout.flush());
+        let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
         output::quiet_pipe(written)
     }
 
@@ -567,9 +538,7 @@ pub(super) fn deliver(
             Format::Json => &encoded,
         };
         let mut stdout = std::io::stdout().lock();
-        let written = stdout
-            .write_all(shown.as_bytes())
-            .and_then(|()| stdout.flush());
+        let written = stdout.write_all(shown.as_bytes()).and_then(|()| stdout.flush());
         output::quiet_pipe(written)?;
     }
     let Some(folder) = &args.out else {

@@ -64,15 +64,8 @@ impl Side {
 
     fn line(&self, letter: char, path: &std::path::Path) -> String {
         let ids = self.prompt_ids.as_deref();
-        let ids = ids.map_or("ids unknown".to_owned(), |ids| {
-            format!("ids {}", id_list(ids))
-        });
-        format!(
-            "{letter}: {}: {}, {} logits, {ids}",
-            path.display(),
-            self.form,
-            self.logits
-        )
+        let ids = ids.map_or("ids unknown".to_owned(), |ids| format!("ids {}", id_list(ids)));
+        format!("{letter}: {}: {}, {} logits, {ids}", path.display(), self.form, self.logits)
     }
 }
 
@@ -104,11 +97,7 @@ pub fn run(args: &LogitsArgs) -> Result<Exit, CommandError> {
     let basis = args.basis.decide(exact, &b.header, a.stored, ids)?;
     let budget = basis.budget("logits", &b.values);
     let comparison = compare_logits(&a.values, &b.values, vocabulary, &budget);
-    let exit = if comparison.passed {
-        Exit::Conforms
-    } else {
-        Exit::Disagrees
-    };
+    let exit = if comparison.passed { Exit::Conforms } else { Exit::Disagrees };
     let inputs = [&args.a, &args.b].map(|path| path.display().to_string());
     let report = LogitReport {
         schema: "k3-verify/logits/1",
@@ -202,31 +191,17 @@ fn write_text(text: &mut String, report: &LogitReport, args: &LogitsArgs) -> std
             worst.expected
         )?;
     }
-    writeln!(
-        text,
-        "relative to max|ref| {}",
-        scientific(comparison.relative_to_largest)
-    )?;
+    writeln!(text, "relative to max|ref| {}", scientific(comparison.relative_to_largest))?;
     writeln!(text, "mean diff           {}", scientific(record.mean_abs))?;
-    writeln!(
-        text,
-        "p50, p99.9 diff     {:.3e}, {:.3e}",
-        record.p50_abs, record.p99_9_abs
-    )?;
+    writeln!(text, "p50, p99.9 diff     {:.3e}, {:.3e}", record.p50_abs, record.p99_9_abs)?;
     if let Some(worst) = &record.max_rel {
-        writeln!(
-            text,
-            "max relative diff   {:.3e} at {:?}",
-            worst.difference, worst.index
-        )?;
+        writeln!(text, "max relative diff   {:.3e} at {:?}", worst.difference, worst.index)?;
     }
     writeln!(text, "max ULP (f32)       {}", record.max_ulp_f32)?;
     if let Some(cosine) = record.cosine {
         writeln!(text, "cosine              {cosine:.12}")?;
     }
-    let ratio = record
-        .ratio
-        .map_or(String::new(), |ratio| format!(", ratio {ratio:.3e}"));
+    let ratio = record.ratio.map_or(String::new(), |ratio| format!(", ratio {ratio:.3e}"));
     writeln!(
         text,
         "budget              {}, required {:.3e}{ratio}, {} of {} beyond",
@@ -250,10 +225,7 @@ fn write_rows(
         _ => {
             let same = comparison.same_argmax();
             writeln!(text, "argmax              {same} of {} rows", rows.len())?;
-            for row in rows
-                .iter()
-                .filter(|row| row.argmax_got != row.argmax_expected)
-            {
+            for row in rows.iter().filter(|row| row.argmax_got != row.argmax_expected) {
                 writeln!(
                     text,
                     "                    row {}: {} against {}, rated {:.3e} lower: {}",
@@ -261,11 +233,7 @@ fn write_rows(
                     row.argmax_got,
                     row.argmax_expected,
                     row.gap,
-                    if row.near_tie {
-                        "a near tie"
-                    } else {
-                        "NOT a near tie"
-                    }
+                    if row.near_tie { "a near tie" } else { "NOT a near tie" }
                 )?;
             }
         }
@@ -275,30 +243,11 @@ fn write_rows(
     };
     let of = rows.first().map_or(0, |row| row.overlap_of);
     let overlap = rows.iter().map(|row| row.overlap).min().unwrap_or(0);
-    let which = if rows.len() > 1 {
-        ", least of all rows"
-    } else {
-        ""
-    };
+    let which = if rows.len() > 1 { ", least of all rows" } else { "" };
     writeln!(text, "top-{of} overlap      {overlap}/{of}{which}")?;
-    writeln!(
-        text,
-        "rank correlation    {:.9}{which}",
-        least(|row| row.rank_correlation)
-    )?;
-    writeln!(
-        text,
-        "correlation         {:.12}{which}",
-        least(|row| row.correlation)
-    )?;
+    writeln!(text, "rank correlation    {:.9}{which}", least(|row| row.rank_correlation))?;
+    writeln!(text, "correlation         {:.12}{which}", least(|row| row.correlation))?;
     let most = rows.iter().map(|row| row.kl_divergence).fold(0.0, f64::max);
-    let which = if rows.len() > 1 {
-        ", largest of all rows"
-    } else {
-        ""
-    };
-    writeln!(
-        text,
-        "KL divergence       {most:.3e} nats over {vocabulary} ids{which}"
-    )
+    let which = if rows.len() > 1 { ", largest of all rows" } else { "" };
+    writeln!(text, "KL divergence       {most:.3e} nats over {vocabulary} ids{which}")
 }

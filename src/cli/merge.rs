@@ -32,11 +32,7 @@ pub fn run(args: &MergeArgs) -> Result<Exit, CommandError> {
     output::check_writable(&args.output)?;
     let parts: Result<Vec<_>, _> = args.parts.iter().map(|part| read(part)).collect();
     let report = merge(parts?).map_err(|error: MergeError| {
-        let exit = if error.is_gap() {
-            Exit::Incomplete
-        } else {
-            Exit::BadInput
-        };
+        let exit = if error.is_gap() { Exit::Incomplete } else { Exit::BadInput };
         CommandError::new(error, exit).hint("all parts 1/N to N/N of one run, each once")
     })?;
     deliver(&args.output, &report, false)?;
@@ -44,11 +40,7 @@ pub fn run(args: &MergeArgs) -> Result<Exit, CommandError> {
 }
 
 fn read(path: &Path) -> Result<(String, LayersReport), CommandError> {
-    let file = if path.is_dir() {
-        path.join("report.json")
-    } else {
-        path.to_owned()
-    };
+    let file = if path.is_dir() { path.join("report.json") } else { path.to_owned() };
     let name = file.display().to_string();
     let refused = |what: String| {
         CommandError::new(anyhow::anyhow!("{name}: {what}"), Exit::BadInput)
@@ -58,10 +50,7 @@ fn read(path: &Path) -> Result<(String, LayersReport), CommandError> {
     let report: LayersReport = serde_json::from_slice(&bytes)
         .map_err(|error| refused(format!("not a report of layers: {error}")))?;
     if report.schema != SCHEMA {
-        return Err(refused(format!(
-            "expected schema {SCHEMA}, got {}",
-            report.schema
-        )));
+        return Err(refused(format!("expected schema {SCHEMA}, got {}", report.schema)));
     }
     Ok((name, report))
 }

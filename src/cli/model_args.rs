@@ -61,10 +61,9 @@ pub fn model_and_out(
 ) -> Result<(PathBuf, PathBuf), CommandError> {
     match (paths, flag) {
         ([model, out], None) => Ok((model.clone(), out.clone())),
-        ([_, _], Some(_)) => Err(usage(
-            "a checkpoint is given twice, as MODEL and with --model",
-            "give it once",
-        )),
+        ([_, _], Some(_)) => {
+            Err(usage("a checkpoint is given twice, as MODEL and with --model", "give it once"))
+        }
         ([out], Some(model)) => Ok((model.to_owned(), out.clone())),
         ([out], None) => match named_by_environment() {
             Some(model) => Ok((model, out.clone())),
@@ -101,11 +100,7 @@ pub fn model_dir(given: Option<&Path>) -> Result<PathBuf, CommandError> {
     if folder.is_dir() {
         return Ok(folder);
     }
-    let what = if folder.exists() {
-        "not a folder"
-    } else {
-        "no such folder"
-    };
+    let what = if folder.exists() { "not a folder" } else { "no such folder" };
     let error = anyhow::anyhow!("{}: {what}", folder.display());
     Err(CommandError::new(error, Exit::BadInput)
         .hint("a checkpoint is a folder with config.json and *.safetensors"))

@@ -55,11 +55,7 @@ pub struct CommandError {
 impl CommandError {
     /// An error with its exit code.
     pub fn new(error: impl Into<anyhow::Error>, exit: Exit) -> Self {
-        Self {
-            error: error.into(),
-            hint: None,
-            exit,
-        }
+        Self { error: error.into(), hint: None, exit }
     }
 
     /// The same with a hint line.
@@ -126,11 +122,7 @@ pub fn deliver(
         Format::Json => &encoded,
     };
     let mut stdout = io::stdout().lock();
-    quiet_pipe(
-        stdout
-            .write_all(shown.as_bytes())
-            .and_then(|()| stdout.flush()),
-    )
+    quiet_pipe(stdout.write_all(shown.as_bytes()).and_then(|()| stdout.flush()))
 }
 
 /// Writes plots and page beside the reports that [`deliver`] wrote; nothing without `--out`.
@@ -198,9 +190,7 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), CommandError> {
     let write = || -> io::Result<()> {
         // As an ordinary new file: readable by whom the umask allows, not by the owner alone.
         let ordinary = fs::Permissions::from_mode(0o666);
-        let mut file = tempfile::Builder::new()
-            .permissions(ordinary)
-            .tempfile_in(folder)?;
+        let mut file = tempfile::Builder::new().permissions(ordinary).tempfile_in(folder)?;
         // The file itself: its wrapper would put the temporary name into every error.
         file.as_file_mut().write_all(bytes)?;
         file.as_file().sync_all()?;
@@ -211,10 +201,7 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), CommandError> {
 }
 
 fn unwritable(path: &Path, error: &io::Error) -> CommandError {
-    CommandError::new(
-        anyhow::anyhow!("{}: cannot write: {error}", path.display()),
-        Exit::BadInput,
-    )
+    CommandError::new(anyhow::anyhow!("{}: cannot write: {error}", path.display()), Exit::BadInput)
 }
 
 #[cfg(test)]

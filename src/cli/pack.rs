@@ -56,12 +56,7 @@ pub fn run(args: &PackArgs) -> Result<Exit, CommandError> {
         }
         ControlFlow::Continue(())
     };
-    let packed = pack::pack(
-        &files.checkpoint,
-        &files.binding,
-        &args.out_folder,
-        &mut show,
-    );
+    let packed = pack::pack(&files.checkpoint, &files.binding, &args.out_folder, &mut show);
     if let Some(bar) = bar {
         bar.finish_and_clear();
     }

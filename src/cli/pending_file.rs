@@ -25,10 +25,7 @@ impl PendingFile {
     /// The folder cannot be written, or `path` is no regular file.
     pub fn create(path: &Path) -> Result<Self, CommandError> {
         let file = temporary_beside(path).map_err(|reason| unwritable(path, &reason))?;
-        Ok(Self {
-            file,
-            path: path.to_owned(),
-        })
+        Ok(Self { file, path: path.to_owned() })
     }
 
     /// The path it will have.
@@ -55,9 +52,7 @@ impl PendingFile {
         let synced = self.file.as_file().sync_all();
         synced.map_err(|reason| unwritable(&path, &reason))?;
         let named = self.file.persist(&path).map_err(|error| error.error);
-        named
-            .map(|_| ())
-            .map_err(|reason| unwritable(&path, &reason))
+        named.map(|_| ()).map_err(|reason| unwritable(&path, &reason))
     }
 }
 

@@ -53,9 +53,7 @@ pub fn run(args: &PlanArgs) -> Result<Exit, CommandError> {
          {}\n",
         plan.text(),
         say(available.machine_bytes),
-        available
-            .group_bytes
-            .map_or("no limit".to_owned(), in_units),
+        available.group_bytes.map_or("no limit".to_owned(), in_units),
     );
     let json = serde_json::json!({
         "schema": "k3-verify/plan/1",

@@ -111,11 +111,7 @@ pub fn run(
     let tokens = usize::from(args.tokens);
     let parts = plan(&files, &shape, &layers, count, tokens);
     let typed = range.to_string();
-    let job = Job {
-        range: &typed,
-        base_url: args.base_url.trim_end_matches('/'),
-        parts: &parts,
-    };
+    let job = Job { range: &typed, base_url: args.base_url.trim_end_matches('/'), parts: &parts };
     let text = match (args.emit, args.scheduler) {
         (Emit::List, _) => list(&typed, &shape, &parts),
         (Emit::Urls, _) => script::urls(&job).join("\n") + "\n",
@@ -157,16 +153,9 @@ fn list(range: &str, shape: &ModelShape, parts: &[PartPlan]) -> String {
             (Some(first), Some(last)) if part.layers.len() == last - first + 1 => {
                 format!("{first}..{last}")
             }
-            _ => part
-                .layers
-                .iter()
-                .map(ToString::to_string)
-                .collect::<Vec<_>>()
-                .join(","),
+            _ => part.layers.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
         };
-        let bytes = part
-            .bytes
-            .map_or("not known".to_owned(), |bytes| bytes.to_string());
+        let bytes = part.bytes.map_or("not known".to_owned(), |bytes| bytes.to_string());
         let seconds = part.weight_tokens as f64 / WEIGHT_TOKENS_A_SECOND;
         // Writing to a String cannot fail.
         let _ = writeln!(

@@ -58,47 +58,34 @@ fn usage(error: Usage) -> CommandError {
 /// An error that names the file, with its exit code and hint.
 fn trace_error(path: &Path, error: TraceError) -> CommandError {
     let (exit, hint) = match &error {
-        TraceError::Empty => (
-            Exit::Incomplete,
-            "a trace of at least one request is needed",
-        ),
+        TraceError::Empty => (Exit::Incomplete, "a trace of at least one request is needed"),
         TraceError::ByteSwapped { .. } => (Exit::BadInput, "write the pairs little-endian"),
         TraceError::LayerOutOfRange { .. } | TraceError::ExpertOutOfRange { .. } => {
             let hint = "a trace of another model needs --model-layers, --experts and --top-k";
             (Exit::BadInput, hint)
         }
-        TraceError::NoEndRecord { .. } | TraceError::CutRecord { .. } => (
-            Exit::BadInput,
-            "the run that wrote it did not finish, or the copy is incomplete",
-        ),
+        TraceError::NoEndRecord { .. } | TraceError::CutRecord { .. } => {
+            (Exit::BadInput, "the run that wrote it did not finish, or the copy is incomplete")
+        }
         _ => (Exit::BadInput, ""),
     };
     let error = anyhow::Error::new(error).context(path.display().to_string());
     let error = CommandError::new(error, exit);
-    if hint.is_empty() {
-        error
-    } else {
-        error.hint(hint)
-    }
+    if hint.is_empty() { error } else { error.hint(hint) }
 }
 
 fn study_error(error: StudyError) -> CommandError {
     let (exit, hint) = match &error {
         StudyError::Empty => (Exit::Incomplete, "the filters leave nothing"),
-        StudyError::NoDecodeOrder(_) => (
-            Exit::Incomplete,
-            "--order recorded replays the trace as it is",
-        ),
+        StudyError::NoDecodeOrder(_) => {
+            (Exit::Incomplete, "--order recorded replays the trace as it is")
+        }
         StudyError::NothingToMeasure | StudyError::NoPositions(_) => (Exit::Incomplete, ""),
         StudyError::Cache(_) => (Exit::Usage, ""),
         StudyError::Trace(_) => (Exit::BadInput, ""),
     };
     let error = CommandError::new(error, exit);
-    if hint.is_empty() {
-        error
-    } else {
-        error.hint(hint)
-    }
+    if hint.is_empty() { error } else { error.hint(hint) }
 }
 
 fn read_ladder(path: &Path) -> Result<Vec<Rung>, CommandError> {
@@ -128,9 +115,7 @@ fn verdict(report: &Report) -> Exit {
         .measured
         .as_ref()
         .is_some_and(|measured| measured.largest_error_points > measured.tolerance_points);
-    let run_differs = runs
-        .iter()
-        .any(|run| run.replayed.is_some() && run.difference.is_some());
+    let run_differs = runs.iter().any(|run| run.replayed.is_some() && run.difference.is_some());
     if ladder_differs || run_differs {
         return Exit::Disagrees;
     }
@@ -166,11 +151,7 @@ fn deliver(args: &SimcacheArgs, report: &Report) -> Result<(), CommandError> {
         Format::Text => &words,
     };
     let mut stdout = std::io::stdout().lock();
-    output::quiet_pipe(
-        stdout
-            .write_all(shown.as_bytes())
-            .and_then(|()| stdout.flush()),
-    )?;
+    output::quiet_pipe(stdout.write_all(shown.as_bytes()).and_then(|()| stdout.flush()))?;
     let Some(folder) = &args.output.out else {
         return Ok(());
     };

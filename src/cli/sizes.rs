@@ -18,9 +18,7 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
         ("KB", 1000),
         ("B", 1),
     ];
-    let unit = units
-        .iter()
-        .find_map(|(unit, bytes)| Some((text.strip_suffix(unit)?, *bytes)));
+    let unit = units.iter().find_map(|(unit, bytes)| Some((text.strip_suffix(unit)?, *bytes)));
     let (number, unit) = unit.unwrap_or((text, 1));
     scaled(number, unit as f64).ok_or_else(|| "expected a size such as 8GB, 1.5GiB or 700MB".into())
 }
@@ -35,9 +33,7 @@ pub fn parse_gigabytes(text: &str) -> Result<u64, String> {
 
 /// Digits, with at most one point, times a unit.
 fn scaled(number: &str, unit: f64) -> Option<u64> {
-    let plain = number
-        .bytes()
-        .all(|byte| byte.is_ascii_digit() || byte == b'.');
+    let plain = number.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
     let value: f64 = number.parse().ok().filter(|_| plain)?;
     let bytes = value * unit;
     (bytes.is_finite() && bytes <= MAX_BYTES).then_some(bytes as u64)
@@ -106,9 +102,7 @@ mod tests {
         assert_eq!(parse_size("1.5MB"), Ok(1_500_000));
         assert_eq!(parse_size("4096"), Ok(4096));
         assert_eq!(parse_gigabytes("2.5"), Ok(2_500_000_000));
-        for text in [
-            "-1", "nan", "inf", "1e30", "1e3", "", "GB", "8gb", "8 GB", "+8GB",
-        ] {
+        for text in ["-1", "nan", "inf", "1e30", "1e3", "", "GB", "8gb", "8 GB", "+8GB"] {
             assert!(parse_size(text).is_err(), "{text:?}");
             assert!(parse_gigabytes(text).is_err(), "{text:?}");
         }

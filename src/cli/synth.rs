@@ -74,30 +74,16 @@ pub struct SynthArgs {
 pub fn run(args: &SynthArgs) -> Result<Exit, CommandError> {
     let start = Instant::now();
     let threads = args.threads.map_or_else(default_threads, usize::from);
-    let preset = args.shape.unwrap_or(if args.sparse {
-        Preset::K3
-    } else {
-        Preset::Tiny
-    });
-    let overrides = Overrides {
-        layers: args.layers,
-        experts: args.experts,
-        vocab: args.vocab,
-    };
+    let preset = args.shape.unwrap_or(if args.sparse { Preset::K3 } else { Preset::Tiny });
+    let overrides = Overrides { layers: args.layers, experts: args.experts, vocab: args.vocab };
     let model = SynthModel::new(preset, overrides, args.seed).map_err(synth_error)?;
     output::check_writable(&args.output)?;
     let job = Job {
-        layout: Layout {
-            model: &model,
-            vision: args.sparse && preset == Preset::K3,
-        },
+        layout: Layout { model: &model, vision: args.sparse && preset == Preset::K3 },
         content: if args.sparse {
             Content::Holes
         } else {
-            Content::Weights {
-                seed: args.seed,
-                kda_heads: model.shape.kda.heads,
-            }
+            Content::Weights { seed: args.seed, kda_heads: model.shape.kda.heads }
         },
         index: !args.sparse || args.index,
         folder: &args.folder,
@@ -129,9 +115,7 @@ pub fn run(args: &SynthArgs) -> Result<Exit, CommandError> {
 
 /// Looks, then writes, by `threads` threads.
 fn make(job: &Job<'_>, threads: usize) -> Result<Survey, SynthError> {
-    let pool = rayon::ThreadPoolBuilder::new()
-        .num_threads(threads)
-        .build()?;
+    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
     pool.install(|| {
         let survey = job.survey()?;
         // Hidden by itself where stderr is no terminal.
@@ -199,10 +183,9 @@ fn synth_error(error: SynthError) -> CommandError {
             Exit::Refused,
             "nothing was written; smaller: --layers, --experts, --vocab, or --sparse for holes",
         ),
-        SynthError::Io { .. } => (
-            Exit::BadInput,
-            "whole shards are kept; the same command goes on from there",
-        ),
+        SynthError::Io { .. } => {
+            (Exit::BadInput, "whole shards are kept; the same command goes on from there")
+        }
         SynthError::ZeroBlock { .. } => (Exit::Disagrees, "another --seed"),
         SynthError::Config(_) | SynthError::Layout { .. } => (Exit::Usage, "smaller sizes"),
         SynthError::Threads(_) => (Exit::BadInput, "fewer --threads"),

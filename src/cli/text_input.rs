@@ -77,9 +77,7 @@ pub fn read_text(path: &Path, limit_bytes: u64) -> Result<String, CommandError> 
     };
     done.map_err(|error| refuse(format!("cannot be read: {error}")))?;
     if bytes.len() as u64 > limit_bytes {
-        return Err(refuse(format!(
-            "larger than the limit of {limit_bytes} bytes"
-        )));
+        return Err(refuse(format!("larger than the limit of {limit_bytes} bytes")));
     }
     String::from_utf8(bytes).map_err(|error| {
         let at = error.utf8_error().valid_up_to();

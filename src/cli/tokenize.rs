@@ -87,9 +87,7 @@ fn parse_ids(text: &str) -> Result<Vec<u32>, String> {
     let mut at_byte = 0;
     for part in text.split(',') {
         if part.trim().is_empty() {
-            return Err(format!(
-                "byte {at_byte}: expected a token id, got nothing between commas"
-            ));
+            return Err(format!("byte {at_byte}: expected a token id, got nothing between commas"));
         }
         for word in part.split_whitespace() {
             // The word is a part of the text: its place is the distance of the two.

@@ -57,9 +57,8 @@ impl DumpComparison {
     /// The tensor nearest to its budget, or farthest beyond, among the first `count`.
     #[must_use]
     pub fn worst_of(&self, count: usize) -> Option<(f64, &TensorComparison)> {
-        let ratios = self.tensors[..count]
-            .iter()
-            .filter_map(|tensor| Some((tensor.record.ratio?, tensor)));
+        let ratios =
+            self.tensors[..count].iter().filter_map(|tensor| Some((tensor.record.ratio?, tensor)));
         ratios.max_by(|a, b| a.0.total_cmp(&b.0))
     }
 }
@@ -123,11 +122,7 @@ fn one_tensor(
     } else {
         refused(format!("expected shape {shape:?}, got {:?}", got.shape))
     };
-    TensorComparison {
-        name: name.to_owned(),
-        shape,
-        record,
-    }
+    TensorComparison { name: name.to_owned(), shape, record }
 }
 
 /// The ids a dump says it was made from.
@@ -155,21 +150,14 @@ struct Order {
 impl Order {
     fn of(name: &str) -> Self {
         let mut parts = Vec::new();
-        for run in name
-            .as_bytes()
-            .chunk_by(|a, b| a.is_ascii_digit() == b.is_ascii_digit())
-        {
+        for run in name.as_bytes().chunk_by(|a, b| a.is_ascii_digit() == b.is_ascii_digit()) {
             let text = String::from_utf8_lossy(run).into_owned();
             match text.parse() {
                 Ok(number) => parts.push((String::new(), number)),
                 Err(_) => parts.push((text, 0)),
             }
         }
-        Self {
-            key: StageKey::parse(name),
-            parts,
-            name: name.to_owned(),
-        }
+        Self { key: StageKey::parse(name), parts, name: name.to_owned() }
     }
 
     /// Stages first, in their own order.
@@ -203,10 +191,7 @@ mod tests {
             stored: Some(Precision::F64),
         };
         TensorFile {
-            tensors: tensors
-                .iter()
-                .map(|(n, v)| ((*n).to_owned(), tensor(v)))
-                .collect(),
+            tensors: tensors.iter().map(|(n, v)| ((*n).to_owned(), tensor(v))).collect(),
             metadata: std::collections::BTreeMap::new(),
         }
     }
@@ -236,14 +221,8 @@ mod tests {
         ]);
         let comparison = within(&wrong, &right, 0.5);
         let names: Vec<&str> = comparison.tensors.iter().map(|t| t.name.as_str()).collect();
-        let order = [
-            "layers.2.attn_mix",
-            "layers.2.out",
-            "layers.10.out",
-            "logits",
-            "block.9",
-            "block.10",
-        ];
+        let order =
+            ["layers.2.attn_mix", "layers.2.out", "layers.10.out", "logits", "block.9", "block.10"];
         assert_eq!(names, order);
         let (place, first) = comparison.first_divergence().unwrap();
         assert_eq!((place, first.name.as_str()), (1, "layers.2.out"));
@@ -265,19 +244,8 @@ mod tests {
     /// [2] against [1] must not be compared on the shorter length.
     #[test]
     fn another_shape_is_a_divergence() {
-        let comparison = within(
-            &file(&[("embed", &[1.0])]),
-            &file(&[("embed", &[1.0, 2.0])]),
-            9.0,
-        );
+        let comparison = within(&file(&[("embed", &[1.0])]), &file(&[("embed", &[1.0, 2.0])]), 9.0);
         let (_, first) = comparison.first_divergence().unwrap();
-        assert!(
-            first
-                .record
-                .problem
-                .as_ref()
-                .unwrap()
-                .contains("shape [2], got [1]")
-        );
+        assert!(first.record.problem.as_ref().unwrap().contains("shape [2], got [1]"));
     }
 }

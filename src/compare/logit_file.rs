@@ -91,19 +91,12 @@ impl LogitFile {
     ///
     /// [`LogitFileError`] for a file that is missing, empty, cut or contradicts itself.
     pub fn read(path: &Path) -> Result<Self, LogitFileError> {
-        let bytes = std::fs::read(path).map_err(|source| LogitFileError::Read {
-            path: path.to_owned(),
-            source,
-        })?;
+        let bytes = std::fs::read(path)
+            .map_err(|source| LogitFileError::Read { path: path.to_owned(), source })?;
         if bytes.is_empty() {
-            return Err(LogitFileError::Empty {
-                path: path.to_owned(),
-            });
+            return Err(LogitFileError::Empty { path: path.to_owned() });
         }
-        let named = |ending: &str| {
-            path.extension()
-                .is_some_and(|e| e.eq_ignore_ascii_case(ending))
-        };
+        let named = |ending: &str| path.extension().is_some_and(|e| e.eq_ignore_ascii_case(ending));
         if named("safetensors") || looks_like_safetensors(&bytes) {
             return from_safetensors(path, &bytes);
         }
@@ -132,12 +125,7 @@ impl LogitFile {
     #[must_use]
     pub fn differs_in_ids(&self, other: &Self, rows: usize) -> Option<String> {
         let lists = [
-            (
-                "prompt ids",
-                &self.prompt_ids,
-                &other.prompt_ids,
-                usize::MAX,
-            ),
+            ("prompt ids", &self.prompt_ids, &other.prompt_ids, usize::MAX),
             (
                 "ids fed after the prompt",
                 &self.generated_ids,
@@ -195,14 +183,8 @@ pub fn raw_values(path: &Path, bytes: &[u8]) -> Result<Vec<f64>, LogitFileError>
     let path = path.to_owned();
     match bytes.as_chunks::<4>() {
         ([], []) => Err(LogitFileError::Empty { path }),
-        (words, []) => Ok(words
-            .iter()
-            .map(|word| f64::from(f32::from_le_bytes(*word)))
-            .collect()),
-        _ => Err(LogitFileError::Cut {
-            path,
-            bytes: bytes.len(),
-        }),
+        (words, []) => Ok(words.iter().map(|word| f64::from(f32::from_le_bytes(*word))).collect()),
+        _ => Err(LogitFileError::Cut { path, bytes: bytes.len() }),
     }
 }
 
@@ -236,9 +218,7 @@ fn from_safetensors(path: &Path, bytes: &[u8]) -> Result<LogitFile, LogitFileErr
         return Err(field_error(path, name, "a shape [T, V]", got));
     }
     if values.is_empty() {
-        return Err(LogitFileError::Empty {
-            path: path.to_owned(),
-        });
+        return Err(LogitFileError::Empty { path: path.to_owned() });
     }
     let stored = tensor.stored.unwrap_or(Precision::F32);
     let mut logits = LogitFile::bare(path, "safetensors", stored, values.clone());
@@ -266,10 +246,7 @@ fn pick_logits<'a>(
             return Ok((name, tensor));
         }
     }
-    let named: Vec<_> = tensors
-        .iter()
-        .filter(|(name, _)| name.starts_with("logits"))
-        .collect();
+    let named: Vec<_> = tensors.iter().filter(|(name, _)| name.starts_with("logits")).collect();
     match (named.as_slice(), tensors.len()) {
         ([(name, tensor)], _) => Ok((name, tensor)),
         ([], 1) => {
@@ -318,10 +295,8 @@ fn from_json(path: &Path, bytes: &[u8]) -> Result<LogitFile, LogitFileError> {
         ("run JSON", Precision::F32, values)
     } else if let Some(name) = json.get("logits_file").and_then(Value::as_str) {
         let beside = path.parent().unwrap_or(Path::new(".")).join(name);
-        let bytes = std::fs::read(&beside).map_err(|source| LogitFileError::Read {
-            path: beside.clone(),
-            source,
-        })?;
+        let bytes = std::fs::read(&beside)
+            .map_err(|source| LogitFileError::Read { path: beside.clone(), source })?;
         ("run JSON", Precision::F32, raw_values(&beside, &bytes)?)
     } else {
         let expected = "logits_bits, logits or logits_file";
@@ -357,9 +332,7 @@ fn numbers(
         }
     }
     if values.is_empty() {
-        return Err(LogitFileError::Empty {
-            path: path.to_owned(),
-        });
+        return Err(LogitFileError::Empty { path: path.to_owned() });
     }
     Ok(values)
 }
@@ -386,18 +359,9 @@ fn check_against_itself(logits: &LogitFile, json: &Value) -> Result<(), LogitFil
         return Err(field_error(&logits.path, "vocab", &expected, vocabulary));
     }
     let one_row = logits.vocabulary.is_none_or(|size| size == count);
-    if let Some(stated) = json
-        .get("argmax")
-        .and_then(Value::as_u64)
-        .filter(|_| one_row)
-    {
-        let own = (0..count).reduce(|best, id| {
-            if logits.values[id] > logits.values[best] {
-                id
-            } else {
-                best
-            }
-        });
+    if let Some(stated) = json.get("argmax").and_then(Value::as_u64).filter(|_| one_row) {
+        let own = (0..count)
+            .reduce(|best, id| if logits.values[id] > logits.values[best] { id } else { best });
         let own = own.unwrap_or(0);
         let finite = logits.values.iter().all(|value| value.is_finite());
         if finite && own as u64 != stated {
@@ -431,11 +395,7 @@ mod tests {
             ("a.json", b"{\"logits_bits\":[-1]}", "-1"),
             ("a.json", b"{\"logits_bits\":[1,2,3],\"vocab\":2}", "vocab"),
             ("a.json", b"{\"logits\":[1.5,2.5],\"argmax\":0}", "argmax"),
-            (
-                "a.json",
-                b"{\"logits\":[1.5],\"prompt_ids\":[-1]}",
-                "prompt_ids",
-            ),
+            ("a.json", b"{\"logits\":[1.5],\"prompt_ids\":[-1]}", "prompt_ids"),
             ("a.json", b"{\"logits\":[1.5]", "EOF"),
             ("a.safetensors", b"\x08\0\0\0\0\0\0\0{}      ", "logits"),
             ("a.safetensors", b"\xff\0\0\0\0\0\0\0{}", "eader"),
@@ -452,16 +412,10 @@ mod tests {
     fn every_form_gives_the_same_values() {
         let bits = 1.5f32.to_bits();
         let raw = [1.5f32.to_le_bytes(), 2.5f32.to_le_bytes()].concat();
-        let json = format!(
-            "{{\"logits_bits\":[{bits},{}],\"prompt_ids\":[7]}}",
-            2.5f32.to_bits()
-        );
+        let json = format!("{{\"logits_bits\":[{bits},{}],\"prompt_ids\":[7]}}", 2.5f32.to_bits());
         let (_a, raw) = written("raw.bin", &raw);
         let (_b, json) = written("noname", json.as_bytes());
-        let (raw, json) = (
-            LogitFile::read(&raw).unwrap(),
-            LogitFile::read(&json).unwrap(),
-        );
+        let (raw, json) = (LogitFile::read(&raw).unwrap(), LogitFile::read(&json).unwrap());
         assert_eq!(raw.values, [1.5, 2.5]);
         assert_eq!(raw.values, json.values);
         assert_eq!((raw.form, json.form), ("raw f32", "reference JSON"));

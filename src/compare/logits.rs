@@ -102,16 +102,9 @@ pub fn compare_logits(
         .map(|(row, (got, expected))| agreement(row, got, expected, band))
         .collect();
     let largest = expected.iter().map(|value| value.abs()).fold(0.0, f64::max);
-    let worst = record
-        .max_abs
-        .as_ref()
-        .map_or(0.0, |worst| worst.difference);
-    let mut comparison = LogitComparison {
-        passed: false,
-        record,
-        relative_to_largest: worst / largest,
-        rows,
-    };
+    let worst = record.max_abs.as_ref().map_or(0.0, |worst| worst.difference);
+    let mut comparison =
+        LogitComparison { passed: false, record, relative_to_largest: worst / largest, rows };
     comparison.passed = comparison.record.passed && comparison.first_other_choice().is_none();
     comparison
 }
@@ -123,18 +116,14 @@ fn flat_row(values: &[f64], vocabulary: usize, side: &str) -> Option<String> {
         .chunks(vocabulary)
         .enumerate()
         .find_map(|(index, row)| flat(row).then_some((index, row[0])))?;
-    Some(format!(
-        "{side}: all {vocabulary} logits of row {row} are {value}"
-    ))
+    Some(format!("{side}: all {vocabulary} logits of row {row} are {value}"))
 }
 
 fn agreement(row: usize, got: &[f64], expected: &[f64], band: f64) -> RowAgreement {
     let (best_got, best_expected) = (largest_first(got), largest_first(expected));
     let overlap_of = OVERLAP.min(expected.len());
     let chosen = &best_got[..overlap_of];
-    let shared = best_expected[..overlap_of]
-        .iter()
-        .filter(|id| chosen.contains(id));
+    let shared = best_expected[..overlap_of].iter().filter(|id| chosen.contains(id));
     let (argmax_got, argmax_expected) = (best_got[0], best_expected[0]);
     let gap = expected[argmax_expected] - expected[argmax_got];
     RowAgreement {
@@ -217,10 +206,7 @@ mod tests {
         let comparison = within(&[4.0, 3.0, 1.0, 2.0], &[4.0, 3.0, 2.0, 1.0], 1.0);
         let row = &comparison.rows[0];
         assert!(comparison.passed);
-        assert_eq!(
-            (row.argmax_got, row.argmax_expected, row.overlap),
-            (0, 0, 4)
-        );
+        assert_eq!((row.argmax_got, row.argmax_expected, row.overlap), (0, 0, 4));
         // 1 − 6·Σd²/(n(n²−1)) = 1 − 6·2/60
         assert!((row.rank_correlation - 0.8).abs() < 1e-15);
         assert!((row.correlation - 0.8).abs() < 1e-15);
@@ -258,9 +244,6 @@ mod tests {
     #[test]
     fn equal_values_share_their_rank() {
         let values = [2.0, 2.0, 1.0, 3.0];
-        assert_eq!(
-            ranks(&values, &largest_first(&values)),
-            [1.5, 1.5, 3.0, 0.0]
-        );
+        assert_eq!(ranks(&values, &largest_first(&values)), [1.5, 1.5, 3.0, 0.0]);
     }
 }

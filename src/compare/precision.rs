@@ -56,11 +56,8 @@ mod tests {
     /// The neighbours of 1 in each precision, and a tie that must go to the even one.
     #[test]
     fn rounding_goes_to_the_nearest_and_ties_to_even() {
-        for (precision, bits) in [
-            (Precision::Bf16, 8),
-            (Precision::F16, 11),
-            (Precision::F32, 24),
-        ] {
+        for (precision, bits) in [(Precision::Bf16, 8), (Precision::F16, 11), (Precision::F32, 24)]
+        {
             let step = 2f64.powi(1 - bits);
             assert_eq!(precision.round(1.0 + 0.4 * step), 1.0);
             assert_eq!(precision.round(1.0 + 0.6 * step), 1.0 + step);

@@ -169,20 +169,13 @@ fn obstacle(
 ) -> Option<String> {
     let volume: usize = shape.iter().product();
     if got.len() != expected.len() {
-        return Some(format!(
-            "lengths differ: got {}, expected {}",
-            got.len(),
-            expected.len()
-        ));
+        return Some(format!("lengths differ: got {}, expected {}", got.len(), expected.len()));
     }
     if got.is_empty() {
         return Some("nothing to compare: both sides are empty".to_owned());
     }
     if volume != got.len() {
-        return Some(format!(
-            "shape {shape:?} does not hold {} values",
-            got.len()
-        ));
+        return Some(format!("shape {shape:?} does not hold {} values", got.len()));
     }
     if let Budget::PerElement(bounds) = budget {
         if bounds.len() != got.len() {
@@ -227,11 +220,7 @@ fn scan_elements(
         if e != 0.0 && difference / e.abs() > worst_rel {
             (worst_rel, at_rel) = (difference / e.abs(), Some(index));
         }
-        let ratio = if difference == 0.0 {
-            0.0
-        } else {
-            difference / allowance
-        };
+        let ratio = if difference == 0.0 { 0.0 } else { difference / allowance };
         // Beyond a budget of nothing every ratio is infinite: the largest difference decides.
         if ratio > worst_ratio || (ratio == worst_ratio && difference > record.required) {
             worst_ratio = ratio;
@@ -252,11 +241,7 @@ fn scan_elements(
 }
 
 fn spread(record: &mut Comparison, got: &[f64], expected: &[f64]) {
-    let mut differences: Vec<f64> = got
-        .iter()
-        .zip(expected)
-        .map(|(g, e)| (g - e).abs())
-        .collect();
+    let mut differences: Vec<f64> = got.iter().zip(expected).map(|(g, e)| (g - e).abs()).collect();
     record.mean_abs = differences.iter().sum::<f64>() / differences.len() as f64;
     differences.sort_by(f64::total_cmp);
     let nearest_rank = |share: f64| {
@@ -289,11 +274,7 @@ fn unravel(mut position: usize, shape: &[usize]) -> Vec<usize> {
 fn ulp_distance_f32(got: f64, expected: f64) -> u64 {
     let ordered = |value: f64| {
         let bits = i64::from((value as f32).to_bits() as i32);
-        if bits < 0 {
-            i64::from(i32::MIN) - bits
-        } else {
-            bits
-        }
+        if bits < 0 { i64::from(i32::MIN) - bits } else { bits }
     };
     ordered(got).abs_diff(ordered(expected))
 }
@@ -315,10 +296,7 @@ mod tests {
         got[1] -= 0.25;
         let record = compare(&got, &expected, &[2, 3], &Budget::Absolute(0.1));
         let worst = record.max_abs.clone().unwrap();
-        assert_eq!(
-            (worst.index, worst.got, worst.expected),
-            (vec![1, 1], 5.5, 5.0)
-        );
+        assert_eq!((worst.index, worst.got, worst.expected), (vec![1, 1], 5.5, 5.0));
         assert_eq!(record.max_rel.clone().unwrap().index, vec![0, 1]);
         assert_eq!(record.first_mismatch.clone().unwrap().index, vec![0, 1]);
         assert_eq!((record.mismatches, record.passed), (2, false));
@@ -337,10 +315,7 @@ mod tests {
             (vec![1.0], vec![f64::NAN]),
         ] {
             let record = absolute(&got, &expected, f64::MAX);
-            assert!(
-                !record.passed && record.problem.is_some(),
-                "{got:?} {expected:?}"
-            );
+            assert!(!record.passed && record.problem.is_some(), "{got:?} {expected:?}");
         }
         let bounds = Budget::PerElement(vec![f64::NAN]);
         assert!(!compare(&[1.0], &[1.0], &[1], &bounds).passed);

@@ -70,20 +70,12 @@ pub enum ConfigError {
 fn list_problems(problems: &[ConfigProblem]) -> String {
     // Above the number of fields there are; only layer lists can have more problems.
     const SHOWN: usize = 80;
-    let texts: Vec<_> = problems
-        .iter()
-        .take(SHOWN)
-        .map(ToString::to_string)
-        .collect();
+    let texts: Vec<_> = problems.iter().take(SHOWN).map(ToString::to_string).collect();
     let more = problems.len() - texts.len();
     match texts.as_slice() {
         [only] => only.clone(),
         _ if more > 0 => {
-            format!(
-                "{} problems: {}; and {more} more",
-                problems.len(),
-                texts.join("; ")
-            )
+            format!("{} problems: {}; and {more} more", problems.len(), texts.join("; "))
         }
         _ => format!("{} problems: {}", problems.len(), texts.join("; ")),
     }

@@ -13,10 +13,7 @@ pub(super) struct Fields<'a> {
 
 impl<'a> Fields<'a> {
     pub(super) fn new(root: &'a Value) -> Self {
-        Self {
-            root,
-            problems: Vec::new(),
-        }
+        Self { root, problems: Vec::new() }
     }
 
     pub(super) fn into_problems(self) -> Vec<ConfigProblem> {
@@ -25,11 +22,10 @@ impl<'a> Fields<'a> {
 
     /// The value at a dotted path, without noting anything.
     pub(super) fn lookup(&self, key: &str) -> Option<&'a Value> {
-        key.split('.')
-            .try_fold(self.root, |value, name| match value {
-                Value::Object(members) => members.get(name),
-                _ => None,
-            })
+        key.split('.').try_fold(self.root, |value, name| match value {
+            Value::Object(members) => members.get(name),
+            _ => None,
+        })
     }
 
     /// The value at a dotted path. Where an object on the way is missing or is none, that one is
@@ -39,29 +35,14 @@ impl<'a> Fields<'a> {
         let mut end = 0;
         for name in key.split('.') {
             let Value::Object(members) = value else {
-                let key = if end == 0 {
-                    "the document"
-                } else {
-                    &key[..end]
-                };
+                let key = if end == 0 { "the document" } else { &key[..end] };
                 self.wrong_type(key, "an object", value);
                 return None;
             };
-            let here = if end == 0 {
-                name.len()
-            } else {
-                end + 1 + name.len()
-            };
+            let here = if end == 0 { name.len() } else { end + 1 + name.len() };
             let Some(next) = members.get(name) else {
-                let expected = if here == key.len() {
-                    expected
-                } else {
-                    "an object"
-                };
-                self.note(ConfigProblem::Missing {
-                    key: key[..here].to_owned(),
-                    expected,
-                });
+                let expected = if here == key.len() { expected } else { "an object" };
+                self.note(ConfigProblem::Missing { key: key[..here].to_owned(), expected });
                 return None;
             };
             (value, end) = (next, here);
@@ -80,11 +61,7 @@ impl<'a> Fields<'a> {
             Kind::Object | Kind::Array | Kind::Null => value.brief(),
             kind => format!("{kind}, {}", value.brief()),
         };
-        self.note(ConfigProblem::WrongType {
-            key: key.to_owned(),
-            expected,
-            got,
-        });
+        self.note(ConfigProblem::WrongType { key: key.to_owned(), expected, got });
     }
 
     pub(super) fn width(&mut self, key: &str) -> usize {
@@ -93,22 +70,12 @@ impl<'a> Fields<'a> {
 
     /// An integer in 1..=limit; 0 once a problem is noted.
     pub(super) fn size(&mut self, key: &str, limit: usize) -> usize {
-        self.integer(
-            key,
-            limit,
-            |key, got| ConfigProblem::NotPositive { key, got },
-            1,
-        )
+        self.integer(key, limit, |key, got| ConfigProblem::NotPositive { key, got }, 1)
     }
 
     /// An integer in 0..=limit; 0 once a problem is noted.
     pub(super) fn count(&mut self, key: &str, limit: usize) -> usize {
-        self.integer(
-            key,
-            limit,
-            |key, got| ConfigProblem::Negative { key, got },
-            0,
-        )
+        self.integer(key, limit, |key, got| ConfigProblem::Negative { key, got }, 0)
     }
 
     fn integer(
@@ -159,10 +126,7 @@ impl<'a> Fields<'a> {
                 return None;
             }
         };
-        let value = literal
-            .parse::<f64>()
-            .ok()
-            .filter(|value| value.is_finite());
+        let value = literal.parse::<f64>().ok().filter(|value| value.is_finite());
         if value.is_none() {
             let (key, got) = (key.to_owned(), literal.clone());
             self.note(ConfigProblem::NotFinite { key, got });
@@ -173,10 +137,7 @@ impl<'a> Fields<'a> {
     pub(super) fn positive(&mut self, key: &str) -> f64 {
         let value = self.number(key).unwrap_or(f64::NAN);
         if value <= 0.0 {
-            self.note(ConfigProblem::NotPositive {
-                key: key.to_owned(),
-                got: value.to_string(),
-            });
+            self.note(ConfigProblem::NotPositive { key: key.to_owned(), got: value.to_string() });
         }
         value
     }
@@ -184,10 +145,7 @@ impl<'a> Fields<'a> {
     pub(super) fn negative(&mut self, key: &str) -> f64 {
         let value = self.number(key).unwrap_or(f64::NAN);
         if value >= 0.0 {
-            self.note(ConfigProblem::NotNegative {
-                key: key.to_owned(),
-                got: value.to_string(),
-            });
+            self.note(ConfigProblem::NotNegative { key: key.to_owned(), got: value.to_string() });
         }
         value
     }
@@ -250,15 +208,9 @@ impl<'a> Fields<'a> {
 
     pub(super) fn special_ids(&mut self, prefix: &str) -> SpecialIds {
         SpecialIds {
-            bos: self
-                .token_ids(&format!("{prefix}bos_token_id"), false)
-                .first()
-                .copied(),
+            bos: self.token_ids(&format!("{prefix}bos_token_id"), false).first().copied(),
             eos: self.token_ids(&format!("{prefix}eos_token_id"), true),
-            pad: self
-                .token_ids(&format!("{prefix}pad_token_id"), false)
-                .first()
-                .copied(),
+            pad: self.token_ids(&format!("{prefix}pad_token_id"), false).first().copied(),
         }
     }
 
@@ -306,31 +258,21 @@ fn next_in_list(
         Ok(layer) if layer > 0 && (layer <= layers || layers == 0) => layer,
         _ => {
             let got = literal.to_owned();
-            return Err(ConfigProblem::LayerOutOfRange {
-                key,
-                position,
-                got,
-                layers,
-            });
+            return Err(ConfigProblem::LayerOutOfRange { key, position, got, layers });
         }
     };
     match list.last().copied() {
         Some(previous) if got <= previous && list.contains(&got) => {
             Err(ConfigProblem::LayerTwice { key, position, got })
         }
-        Some(previous) if got < previous => Err(ConfigProblem::LayersNotRising {
-            key,
-            position,
-            previous,
-            got,
-        }),
+        Some(previous) if got < previous => {
+            Err(ConfigProblem::LayersNotRising { key, position, previous, got })
+        }
         _ => Ok(got),
     }
 }
 
 /// Whether a JSON number is written as an integer.
 fn is_integer(literal: &str) -> bool {
-    literal
-        .bytes()
-        .all(|byte| byte.is_ascii_digit() || byte == b'-')
+    literal.bytes().all(|byte| byte.is_ascii_digit() || byte == b'-')
 }

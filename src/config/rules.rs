@@ -49,10 +49,7 @@ pub(super) fn read_fields(fields: &mut Fields<'_>) -> RawConfig {
 /// The path of a field of the one group of quantised weights.
 macro_rules! group_weights {
     ($field:literal) => {
-        concat!(
-            "text_config.quantization_config.config_groups.group_0.weights.",
-            $field
-        )
+        concat!("text_config.quantization_config.config_groups.group_0.weights.", $field)
     };
 }
 
@@ -78,23 +75,14 @@ const RELEASED: &[(&str, Released)] = {
         ("text_config.moe_router_activation_func", Text("sigmoid")),
         ("text_config.mla_use_nope", Truth(true)),
         ("text_config.mla_use_output_gate", Truth(true)),
-        (
-            "text_config.linear_attn_config.use_full_rank_gate",
-            Truth(true),
-        ),
+        ("text_config.linear_attn_config.use_full_rank_gate", Truth(true)),
         ("text_config.latent_moe_use_norm", Truth(true)),
         ("text_config.num_expert_group", Integer(1)),
         ("text_config.topk_group", Integer(1)),
         ("text_config.moe_layer_freq", Integer(1)),
         ("text_config.num_nextn_predict_layers", Integer(0)),
-        (
-            "text_config.quantization_config.format",
-            Text("mxfp4-pack-quantized"),
-        ),
-        (
-            "text_config.quantization_config.quant_method",
-            Text("compressed-tensors"),
-        ),
+        ("text_config.quantization_config.format", Text("mxfp4-pack-quantized")),
+        ("text_config.quantization_config.quant_method", Text("compressed-tensors")),
         (GROUP_FORMAT, Text("mxfp4-pack-quantized")),
         (group_weights!("group_size"), Integer(MXFP4_GROUP_COLUMNS)),
         (group_weights!("num_bits"), Integer(4)),
@@ -109,14 +97,8 @@ const RELEASED: &[(&str, Released)] = {
 const RELEASED_WHERE_PRESENT: &[(&str, Option<Released>)] = &[
     ("text_config.topk_method", Some(Released::Text("noaux_tc"))),
     ("text_config.quantization_config.kv_cache_scheme", None),
-    (
-        "text_config.quantization_config.config_groups.group_0.input_activations",
-        None,
-    ),
-    (
-        "text_config.quantization_config.config_groups.group_0.output_activations",
-        None,
-    ),
+    ("text_config.quantization_config.config_groups.group_0.input_activations", None),
+    ("text_config.quantization_config.config_groups.group_0.output_activations", None),
     (group_weights!("actorder"), None),
     (group_weights!("zp_dtype"), None),
 ];
@@ -167,20 +149,11 @@ pub(super) fn check_consistency(
         problems.push(ConfigProblem::HeadsAboveALog { heads, head_dim });
     }
     for (key, got) in [
-        (
-            "text_config.routed_expert_hidden_size",
-            config.routed_expert_hidden_size,
-        ),
-        (
-            "text_config.moe_intermediate_size",
-            config.moe_intermediate_size,
-        ),
+        ("text_config.routed_expert_hidden_size", config.routed_expert_hidden_size),
+        ("text_config.moe_intermediate_size", config.moe_intermediate_size),
     ] {
         if !got.is_multiple_of(MXFP4_GROUP_COLUMNS) {
-            problems.push(ConfigProblem::PartGroup {
-                key: key.to_owned(),
-                got,
-            });
+            problems.push(ConfigProblem::PartGroup { key: key.to_owned(), got });
         }
     }
     check_partition(config, problems);

@@ -54,10 +54,7 @@ struct Kept(StageDump);
 
 impl StageSink for Kept {
     fn wants(&self, key: StageKey) -> bool {
-        matches!(
-            key.stage,
-            Stage::RouterIds | Stage::RouterWeights | Stage::Out
-        )
+        matches!(key.stage, Stage::RouterIds | Stage::RouterWeights | Stage::Out)
     }
 
     fn put(&mut self, key: StageKey, shape: &[usize], values: &[f64]) {
@@ -118,9 +115,7 @@ impl Answers {
     #[must_use]
     pub fn moe_layers(&self) -> Vec<usize> {
         let keys = self.stages.tensors.keys();
-        keys.filter(|key| key.stage == Stage::RouterIds)
-            .filter_map(|key| key.layer)
-            .collect()
+        keys.filter(|key| key.stage == Stage::RouterIds).filter_map(|key| key.layer).collect()
     }
 
     /// `expected.json`, with the noise floors beside the answers.
@@ -185,23 +180,14 @@ impl Answers {
                     StageValues::Ids(values) => ids.extend_from_slice(values),
                 }
             }
-            if stage == Stage::RouterIds {
-                StageValues::Ids(ids)
-            } else {
-                StageValues::Real(real)
-            }
+            if stage == Stage::RouterIds { StageValues::Ids(ids) } else { StageValues::Real(real) }
         };
         let routed = [self.moe_layers().len(), rows, config.num_experts_per_token];
         let outputs = [config.num_hidden_layers, rows, config.hidden_size];
         let logits_shape = [rows, config.vocab_size];
         let logits = StageValues::Real(self.logits.clone());
         let [out, ids, weights] = [Stage::Out, Stage::RouterIds, Stage::RouterWeights].map(gather);
-        let tensor = |name, shape, values| TensorOut {
-            name,
-            shape,
-            values,
-            as_f32: false,
-        };
+        let tensor = |name, shape, values| TensorOut { name, shape, values, as_f32: false };
         let mut tensors = vec![
             tensor("logits.f64", &logits_shape[..], &logits),
             tensor("layer_out.f64", &outputs, &out),
@@ -239,10 +225,7 @@ pub fn floors(
     ids: &[u32],
 ) -> Result<Vec<NoiseFloor>, ReferenceError> {
     let measure = |precision| NoiseFloor::measure(folder, config, mla_norm_eps, ids, precision);
-    [Precision::F32, Precision::Bf16]
-        .into_iter()
-        .map(measure)
-        .collect()
+    [Precision::F32, Precision::Bf16].into_iter().map(measure).collect()
 }
 
 /// Answers a set anew under another epsilon of MLA's low-rank norms: logits and ids. What the set
@@ -260,17 +243,11 @@ pub fn replace(set: &mut EvidenceSet, mla_norm_eps: f64) -> Result<(), AnswerErr
         Some(long) => Some((long.ids.clone(), make(&long.ids, 0)?)),
         None => None,
     };
-    set.full = TeacherForced {
-        ids: answers.full_ids(),
-        argmax: answers.argmax,
-        logits: answers.logits,
-    };
+    set.full =
+        TeacherForced { ids: answers.full_ids(), argmax: answers.argmax, logits: answers.logits };
     set.greedy_ids = answers.greedy_ids;
-    set.long = long.map(|(ids, long)| TeacherForced {
-        ids,
-        argmax: long.argmax,
-        logits: long.logits,
-    });
+    set.long =
+        long.map(|(ids, long)| TeacherForced { ids, argmax: long.argmax, logits: long.logits });
     set.router = None;
     set.long_router_ids = None;
     set.layer_outputs = None;

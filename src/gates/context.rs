@@ -68,10 +68,7 @@ impl<'a> Context<'a> {
     /// What the subject said when it refused the checkpoint.
     pub fn subject(&self) -> Result<&dyn Subject, SubjectError> {
         let open = || self.source.open(self.set.opening(self.mla_norm_eps));
-        self.opened
-            .get_or_init(open)
-            .as_deref()
-            .map_err(Clone::clone)
+        self.opened.get_or_init(open).as_deref().map_err(Clone::clone)
     }
 
     /// Logits of the set's full ids, fed at once into a new sequence.
@@ -80,10 +77,7 @@ impl<'a> Context<'a> {
     ///
     /// What the subject said.
     pub fn full_logits(&self) -> Result<&Logits, SubjectError> {
-        self.full
-            .get_or_init(|| self.recompute(&self.set.full.ids))
-            .as_ref()
-            .map_err(Clone::clone)
+        self.full.get_or_init(|| self.recompute(&self.set.full.ids)).as_ref().map_err(Clone::clone)
     }
 
     /// Logits of the set's long sequence, fed at once into a new sequence.
@@ -94,14 +88,9 @@ impl<'a> Context<'a> {
     pub fn long_logits(&self) -> Result<&Logits, SubjectError> {
         let compute = || match &self.set.long {
             Some(long) => self.recompute(&long.ids),
-            None => Err(SubjectError::Failed(
-                "the set has no long sequence".to_owned(),
-            )),
+            None => Err(SubjectError::Failed("the set has no long sequence".to_owned())),
         };
-        self.long
-            .get_or_init(compute)
-            .as_ref()
-            .map_err(Clone::clone)
+        self.long.get_or_init(compute).as_ref().map_err(Clone::clone)
     }
 
     /// Stage tensors of the rows for which the set has stages.
@@ -116,10 +105,7 @@ impl<'a> Context<'a> {
             self.subject()?.sequence().feed(ids, &mut dump)?;
             Ok(dump)
         };
-        self.stages
-            .get_or_init(compute)
-            .as_ref()
-            .map_err(Clone::clone)
+        self.stages.get_or_init(compute).as_ref().map_err(Clone::clone)
     }
 
     /// Logits of `ids` from an empty state.
@@ -185,11 +171,7 @@ impl<'a> Context<'a> {
         };
         let [full, long] = &self.floors;
         let place = if ids == set.full.ids { full } else { long };
-        place
-            .get_or_init(measure)
-            .as_ref()
-            .map(Some)
-            .map_err(Clone::clone)
+        place.get_or_init(measure).as_ref().map(Some).map_err(Clone::clone)
     }
 
     /// Why these ids cannot judge the precision asked for, if they cannot: rounding alone changes a

@@ -44,19 +44,14 @@ pub fn lines(context: &Context<'_>, logits: &Logits) -> Vec<String> {
     };
     let rows = (first + 1).max(LEAST_ROWS).min(logits.rows);
     if rows > MOST_ROWS {
-        return vec![format!(
-            "the first wrong position is {first}: too late to name a mistake"
-        )];
+        return vec![format!("the first wrong position is {first}: too late to name a mistake")];
     }
     let from_right = (0..rows).map(off).fold(0.0, f64::max);
     let (mutants, near) = ranked(context, &logits.values[..rows * vocabulary], tolerance);
     let mut lines = vec![format!(
         "the first wrong position is {first}; over {rows} positions {from_right:.3e} from right"
     )];
-    let same: Vec<&Distance> = near
-        .iter()
-        .filter(|near| near.max_abs <= tolerance)
-        .collect();
+    let same: Vec<&Distance> = near.iter().filter(|near| near.max_abs <= tolerance).collect();
     for distance in same.iter().take(LISTED) {
         let mutant = &mutants[distance.place];
         let ids = &context.set.full.ids[..rows];
@@ -71,17 +66,12 @@ pub fn lines(context: &Context<'_>, logits: &Logits) -> Vec<String> {
         ));
     }
     if same.len() > LISTED {
-        lines.push(format!(
-            "and to {} more with the same logits",
-            same.len() - LISTED
-        ));
+        lines.push(format!("and to {} more with the same logits", same.len() - LISTED));
     }
     if let (true, Some(distance)) = (same.is_empty(), near.first()) {
         let mutant = &mutants[distance.place];
         let (id, away) = (&mutant.id, distance.max_abs);
-        lines.push(format!(
-            "no known mistake gives these logits; nearest {id}, {away:.3e} away"
-        ));
+        lines.push(format!("no known mistake gives these logits; nearest {id}, {away:.3e} away"));
     }
     lines
 }
@@ -89,9 +79,8 @@ pub fn lines(context: &Context<'_>, logits: &Logits) -> Vec<String> {
 /// The mutants asked, and how far each is, nearest first. The reference's mutants break every
 /// clause of the model; the engine's are asked only when none of those explains the logits.
 fn ranked(context: &Context<'_>, logits: &[f64], tolerance: f64) -> (Vec<Mutant>, Vec<Distance>) {
-    let (mut mutants, rest): (Vec<Mutant>, Vec<Mutant>) = subjects::mutants()
-        .into_iter()
-        .partition(|mutant| mutant.family == 'a');
+    let (mut mutants, rest): (Vec<Mutant>, Vec<Mutant>) =
+        subjects::mutants().into_iter().partition(|mutant| mutant.family == 'a');
     let mut near = nearest(context, &mutants, logits);
     if near.first().is_none_or(|near| near.max_abs > tolerance) {
         let asked = mutants.len();
@@ -116,12 +105,7 @@ fn nearest(context: &Context<'_>, mutants: &[Mutant], logits: &[f64]) -> Vec<Dis
             let source = mutants[place].source.as_ref();
             let set = context.set;
             let subject = source.open(set.opening(context.mla_norm_eps));
-            let values = subject
-                .ok()?
-                .sequence()
-                .feed(ids, &mut NoStages)
-                .ok()?
-                .values;
+            let values = subject.ok()?.sequence().feed(ids, &mut NoStages).ok()?.values;
             Some(largest_difference(&values, logits))
         };
         let max_abs = std::panic::catch_unwind(std::panic::AssertUnwindSafe(run)).ok()??;
@@ -138,13 +122,7 @@ fn largest_difference(a: &[f64], b: &[f64]) -> f64 {
         return f64::INFINITY;
     }
     let differences = a.iter().zip(b).map(|(a, b)| (a - b).abs());
-    differences.fold(0.0, |most, d| {
-        if d.is_nan() {
-            f64::INFINITY
-        } else {
-            d.max(most)
-        }
-    })
+    differences.fold(0.0, |most, d| if d.is_nan() { f64::INFINITY } else { d.max(most) })
 }
 
 /// The first stage, in execution order, in which the mutant's bits are not those of the right
@@ -155,18 +133,12 @@ fn first_stage(context: &Context<'_>, mutant: &Mutant, ids: &[u32]) -> Option<St
         .into_iter()
         .find(|source| source.precision() == mutant.source.precision())?;
     let right = dump(context, right.as_ref(), ids)?;
-    let differs = right
-        .tensors
-        .iter()
-        .find(|(key, tensor)| wrong.tensors.get(key) != Some(tensor));
+    let differs = right.tensors.iter().find(|(key, tensor)| wrong.tensors.get(key) != Some(tensor));
     differs.map(|(key, _)| key.to_string())
 }
 
 fn dump(context: &Context<'_>, source: &dyn SubjectSource, ids: &[u32]) -> Option<StageDump> {
-    debug_assert!(matches!(
-        source.precision(),
-        Precision::F64 | Precision::F32
-    ));
+    debug_assert!(matches!(source.precision(), Precision::F64 | Precision::F32));
     let set = context.set;
     let subject = source.open(set.opening(context.mla_norm_eps));
     let mut dump = StageDump::default();

@@ -184,11 +184,7 @@ impl EvidenceSet {
     /// Its checkpoint, for a subject with this ε.
     #[must_use]
     pub fn opening(&self, mla_norm_eps: f64) -> Opening<'_> {
-        Opening {
-            dir: &self.model_dir,
-            config: &self.config,
-            mla_norm_eps,
-        }
+        Opening { dir: &self.model_dir, config: &self.config, mla_norm_eps }
     }
 
     /// Reads the set in `dir`.
@@ -241,12 +237,7 @@ impl EvidenceSet {
             .filter(|key| !KEYS_FOR_READERS.contains(&key.as_str()))
             .map(|key| format!("expected.json: {key}"))
             .collect();
-        ignored.extend(
-            reader
-                .tensors
-                .keys()
-                .map(|key| format!("expected.safetensors: {key}")),
-        );
+        ignored.extend(reader.tensors.keys().map(|key| format!("expected.safetensors: {key}")));
         let tolerance = json.suggested_tolerance.as_ref();
         Ok(Self {
             name: name.to_owned(),
@@ -275,14 +266,10 @@ impl EvidenceSet {
 }
 
 fn read_json(path: &Path) -> Result<ExpectedJson, EvidenceError> {
-    let text = std::fs::read_to_string(path).map_err(|source| EvidenceError::Read {
-        path: path.to_owned(),
-        source,
-    })?;
-    serde_json::from_str(&text).map_err(|error| EvidenceError::Json {
-        path: path.to_owned(),
-        message: error.to_string(),
-    })
+    let text = std::fs::read_to_string(path)
+        .map_err(|source| EvidenceError::Read { path: path.to_owned(), source })?;
+    serde_json::from_str(&text)
+        .map_err(|error| EvidenceError::Json { path: path.to_owned(), message: error.to_string() })
 }
 
 /// The answers while they are being taken apart; what is left over at the end was not known.
@@ -296,17 +283,8 @@ struct AnswerReader {
 impl AnswerReader {
     fn inconsistent(&self, name: &str, expected: String, got: String) -> EvidenceError {
         let in_json = !name.contains('.');
-        let path = if in_json {
-            &self.json_path
-        } else {
-            &self.tensor_path
-        };
-        EvidenceError::Inconsistent {
-            path: path.clone(),
-            name: name.to_owned(),
-            expected,
-            got,
-        }
+        let path = if in_json { &self.json_path } else { &self.tensor_path };
+        EvidenceError::Inconsistent { path: path.clone(), name: name.to_owned(), expected, got }
     }
 
     fn check_ids(&self, json: &ExpectedJson) -> Result<(), EvidenceError> {
@@ -316,10 +294,7 @@ impl AnswerReader {
             let expected = format!("prompt_ids + greedy_ids, {} ids", joined.len());
             return Err(self.inconsistent("full_ids", expected, got));
         }
-        for ids in [Some(&json.full_ids), json.long_ids.as_ref()]
-            .into_iter()
-            .flatten()
-        {
+        for ids in [Some(&json.full_ids), json.long_ids.as_ref()].into_iter().flatten() {
             if let Some(id) = ids.iter().find(|id| **id as usize >= self.vocabulary) {
                 let expected = format!("ids below {}", self.vocabulary);
                 return Err(self.inconsistent("full_ids", expected, id.to_string()));
@@ -329,12 +304,10 @@ impl AnswerReader {
     }
 
     fn take(&mut self, name: &str) -> Result<TensorValues, EvidenceError> {
-        self.tensors
-            .remove(name)
-            .ok_or_else(|| EvidenceError::MissingTensor {
-                path: self.tensor_path.clone(),
-                name: name.to_owned(),
-            })
+        self.tensors.remove(name).ok_or_else(|| EvidenceError::MissingTensor {
+            path: self.tensor_path.clone(),
+            name: name.to_owned(),
+        })
     }
 
     /// A tensor of numbers with exactly this shape and with finite values only.
@@ -368,11 +341,7 @@ impl AnswerReader {
             let got = format!("{} ids that differ from it", expected_argmax.len());
             return Err(self.inconsistent("argmax_per_position", expected, got));
         }
-        Ok(TeacherForced {
-            ids: ids.to_vec(),
-            argmax: own,
-            logits,
-        })
+        Ok(TeacherForced { ids: ids.to_vec(), argmax: own, logits })
     }
 
     /// The first tensor whose name starts with `prefix`, preferring `prefix` + `f64`.
@@ -381,10 +350,7 @@ impl AnswerReader {
         if self.tensors.contains_key(&exact) {
             return Some(exact);
         }
-        self.tensors
-            .keys()
-            .find(|name| name.starts_with(prefix))
-            .cloned()
+        self.tensors.keys().find(|name| name.starts_with(prefix)).cloned()
     }
 
     fn router(
@@ -392,30 +358,18 @@ impl AnswerReader {
         json: &ExpectedJson,
         config: &RawConfig,
     ) -> Result<Option<RouterAnswers>, EvidenceError> {
-        let (Some(ids_name), Some(weights_name), Some(layers)) = (
-            self.find("router_ids."),
-            self.find("router_weights."),
-            &json.moe_layers,
-        ) else {
+        let (Some(ids_name), Some(weights_name), Some(layers)) =
+            (self.find("router_ids."), self.find("router_weights."), &json.moe_layers)
+        else {
             return Ok(None);
         };
         let top_k = config.num_experts_per_token;
         let shape = [layers.len(), json.full_ids.len(), top_k];
-        let is_f32 = self
-            .tensors
-            .get(&weights_name)
-            .is_some_and(|tensor| tensor.is_f32);
+        let is_f32 = self.tensors.get(&weights_name).is_some_and(|tensor| tensor.is_f32);
         let weights = self.take_real(&weights_name, &shape)?;
         let ids = self.take_ids(&ids_name, &shape)?;
         let rows = json.full_ids.len();
-        Ok(Some(RouterAnswers {
-            layers: layers.clone(),
-            rows,
-            top_k,
-            ids,
-            weights,
-            is_f32,
-        }))
+        Ok(Some(RouterAnswers { layers: layers.clone(), rows, top_k, ids, weights, is_f32 }))
     }
 
     fn long_router_ids(
@@ -460,11 +414,7 @@ impl AnswerReader {
         let is_f32 = self.tensors.get(&name).is_some_and(|tensor| tensor.is_f32);
         let shape = [config.num_hidden_layers, rows, config.hidden_size];
         let values = self.take_real(&name, &shape)?;
-        Ok(Some(LayerOutputs {
-            name,
-            values,
-            is_f32,
-        }))
+        Ok(Some(LayerOutputs { name, values, is_f32 }))
     }
 
     fn stages(
@@ -489,10 +439,7 @@ impl AnswerReader {
                 let expected = format!("{rows} rows, at most {full_rows}");
                 return Err(self.inconsistent(&name, expected, format!("{:?}", tensor.shape)));
             }
-            let tensor = StageTensor {
-                shape: tensor.shape,
-                values: tensor.values,
-            };
+            let tensor = StageTensor { shape: tensor.shape, values: tensor.values };
             stages.insert(key, tensor);
         }
         Ok((stages, rows))
@@ -511,10 +458,8 @@ impl AnswerReader {
             .collect();
         let mut found = BTreeMap::new();
         for name in names {
-            if let Some(TensorValues {
-                values: StageValues::Real(values),
-                ..
-            }) = self.tensors.remove(&name)
+            if let Some(TensorValues { values: StageValues::Real(values), .. }) =
+                self.tensors.remove(&name)
             {
                 found.insert(name, values);
             }

@@ -61,9 +61,7 @@ const EMBEDDED: &[(&str, &[u8])] = embedded![
 
 /// The config.json of every set that ships.
 pub fn embedded_configs() -> impl Iterator<Item = &'static [u8]> {
-    let configs = EMBEDDED
-        .iter()
-        .filter(|(path, _)| path.ends_with("/config.json"));
+    let configs = EMBEDDED.iter().filter(|(path, _)| path.ends_with("/config.json"));
     configs.map(|(_, bytes)| *bytes)
 }
 
@@ -190,18 +188,10 @@ impl Fixtures {
         findings.extend(manifest.files.iter().filter_map(|entry| entry.check(&root)));
         for present in files_below(&root)? {
             if !own_files.contains(&present.as_str()) && !listed.contains(present.as_str()) {
-                findings.push(Finding {
-                    path: present,
-                    problem: FileProblem::Unlisted,
-                });
+                findings.push(Finding { path: present, problem: FileProblem::Unlisted });
             }
         }
-        Ok(Self {
-            root,
-            checked: manifest.files.len() + own_files.len(),
-            findings,
-            scratch,
-        })
+        Ok(Self { root, checked: manifest.files.len() + own_files.len(), findings, scratch })
     }
 
     /// The first missing or damaged file below `folder`.
@@ -222,11 +212,9 @@ impl Fixtures {
         let folder = self.scratch.path().join("mild-model");
         let delta_path = self.root.join("mild/delta.safetensors");
         let delta_bytes = fs::read(&delta_path).map_err(io_error(&delta_path))?;
-        let delta =
-            SafeTensors::deserialize(&delta_bytes).map_err(|error| FixtureError::Compose {
-                path: delta_path.clone(),
-                message: error.to_string(),
-            })?;
+        let delta = SafeTensors::deserialize(&delta_bytes).map_err(|error| {
+            FixtureError::Compose { path: delta_path.clone(), message: error.to_string() }
+        })?;
         let mut open: BTreeSet<&str> = delta.names().into_iter().collect();
         let model = self.root.join("tiny/model");
         for name in files_below(&model)? {
@@ -239,10 +227,7 @@ impl Fixtures {
         }
         if let Some(left) = open.first() {
             let message = format!("tensor {left}: no shard of tiny/model holds it");
-            return Err(FixtureError::Compose {
-                path: delta_path,
-                message,
-            });
+            return Err(FixtureError::Compose { path: delta_path, message });
         }
         let config = self.root.join("mild/config.json");
         let bytes = fs::read(&config).map_err(io_error(&config))?;
@@ -272,12 +257,7 @@ fn check_witness(root: &Path, manifest: &str) -> Option<Finding> {
 
 impl ManifestEntry {
     fn check(&self, root: &Path) -> Option<Finding> {
-        let finding = |problem| {
-            Some(Finding {
-                path: self.path.clone(),
-                problem,
-            })
-        };
+        let finding = |problem| Some(Finding { path: self.path.clone(), problem });
         let Ok(bytes) = fs::read(root.join(&self.path)) else {
             return finding(FileProblem::Missing);
         };
@@ -301,10 +281,7 @@ fn overwrite(
     delta: &SafeTensors<'_>,
     open: &mut BTreeSet<&str>,
 ) -> Result<(), FixtureError> {
-    let compose = |message| FixtureError::Compose {
-        path: path.to_owned(),
-        message,
-    };
+    let compose = |message| FixtureError::Compose { path: path.to_owned(), message };
     let (header_bytes, metadata) =
         SafeTensors::read_metadata(shard).map_err(|error| compose(error.to_string()))?;
     for (name, view) in delta.iter() {
@@ -330,10 +307,7 @@ fn overwrite(
 /// Lower-case hexadecimal sha256.
 #[must_use]
 pub fn hex_sha256(bytes: &[u8]) -> String {
-    Sha256::digest(bytes)
-        .iter()
-        .map(|byte| format!("{byte:02x}"))
-        .collect()
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 fn io_error(path: &Path) -> impl FnOnce(std::io::Error) -> FixtureError + use<> {
@@ -342,10 +316,7 @@ fn io_error(path: &Path) -> impl FnOnce(std::io::Error) -> FixtureError + use<> 
 }
 
 fn scratch_folder() -> Result<tempfile::TempDir, FixtureError> {
-    tempfile::Builder::new()
-        .prefix("k3-verify-")
-        .tempdir()
-        .map_err(io_error(&std::env::temp_dir()))
+    tempfile::Builder::new().prefix("k3-verify-").tempdir().map_err(io_error(&std::env::temp_dir()))
 }
 
 fn write_file(path: &Path, bytes: &[u8]) -> Result<(), FixtureError> {
@@ -385,10 +356,7 @@ mod tests {
     fn every_file_of_the_folder_is_embedded() {
         let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("fixtures");
         let on_disk = files_below(&folder).unwrap();
-        let mut embedded: Vec<_> = EMBEDDED
-            .iter()
-            .map(|(path, _)| (*path).to_owned())
-            .collect();
+        let mut embedded: Vec<_> = EMBEDDED.iter().map(|(path, _)| (*path).to_owned()).collect();
         embedded.sort();
         assert_eq!(embedded, on_disk);
     }

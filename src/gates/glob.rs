@@ -10,9 +10,7 @@ impl Glob {
     /// Takes the pattern as typed.
     #[must_use]
     pub fn new(pattern: &str) -> Self {
-        Self {
-            pattern: pattern.to_owned(),
-        }
+        Self { pattern: pattern.to_owned() }
     }
 
     /// The pattern as typed.
@@ -74,11 +72,7 @@ mod tests {
             ("", "a", false),
             ("a**", "a", true),
         ] {
-            assert_eq!(
-                Glob::new(pattern).matches(text),
-                expected,
-                "{pattern} {text}"
-            );
+            assert_eq!(Glob::new(pattern).matches(text), expected, "{pattern} {text}");
         }
     }
 }

@@ -53,10 +53,7 @@ pub fn f32_bound(kernel: &str, name: &str, case: &Case, expected: &TensorValues)
         ("mla-attention", _) => return attention(inputs, values),
         _ => vec![gamma(1.0); values.len()],
     };
-    let bounds = values
-        .iter()
-        .zip(relative)
-        .map(|(value, r)| value.abs() * r + SMALLEST);
+    let bounds = values.iter().zip(relative).map(|(value, r)| value.abs() * r + SMALLEST);
     Budget::PerElement(bounds.collect())
 }
 
@@ -75,11 +72,7 @@ fn convolution(case: &Case, count: usize) -> Vec<f64> {
 /// g = bound·σ(e·s), e = exp(A) and s = z + dt_bias rounded, p = e·s rounded: p is off by
 /// ELEMENTARY + 2 roundings relative. α = exp(g) turns the absolute error of g into a relative one.
 fn decay(inputs: &Tensors, output: &str, count: usize) -> Vec<f64> {
-    let (z, bias, a_log) = (
-        input(inputs, "z"),
-        input(inputs, "dt_bias"),
-        input(inputs, "a_log"),
-    );
+    let (z, bias, a_log) = (input(inputs, "z"), input(inputs, "dt_bias"), input(inputs, "a_log"));
     let lower_bound = input(inputs, "lower_bound")[0];
     let width = bias.len() / a_log.len();
     (0..count)
@@ -112,10 +105,7 @@ fn softmax(scores: &[f64], score_errors: &[f64]) -> (Vec<f64>, Vec<f64>) {
         let argument = U * (score - largest).abs() + error + worst_maximum;
         argument.exp_m1() + gamma(ELEMENTARY)
     });
-    (
-        exponentials.iter().map(|e| e / total).collect(),
-        errors.collect(),
-    )
+    (exponentials.iter().map(|e| e / total).collect(), errors.collect())
 }
 
 /// Σ p·v with weights off by `errors` relative in numerator and denominator, then one rounding.
@@ -151,10 +141,7 @@ fn residual_mix(inputs: &Tensors, output: &str, out: &[f64]) -> Budget {
     let mut score_errors = Vec::new();
     for source in sources.chunks(width) {
         let mean = source.iter().map(|v| v * v).sum::<f64>() / width as f64;
-        let terms = source
-            .iter()
-            .zip(&fold)
-            .map(|(v, f)| v * f / (mean + epsilon).sqrt());
+        let terms = source.iter().zip(&fold).map(|(v, f)| v * f / (mean + epsilon).sqrt());
         let (score, size) = terms.fold((0.0, 0.0), |(s, a), t| (s + t, a + t.abs()));
         scores.push(score);
         score_errors.push(U * size + U * score.abs() + SMALLEST);
@@ -162,10 +149,7 @@ fn residual_mix(inputs: &Tensors, output: &str, out: &[f64]) -> Budget {
     let (p, errors) = softmax(&scores, &score_errors);
     if output == "weights" {
         let total: f64 = p.iter().zip(&errors).map(|(p, e)| p * e).sum();
-        let bounds = p
-            .iter()
-            .zip(&errors)
-            .map(|(p, e)| p * (e + total) + U * p + SMALLEST);
+        let bounds = p.iter().zip(&errors).map(|(p, e)| p * (e + total) + U * p + SMALLEST);
         return Budget::PerElement(bounds.collect());
     }
     Budget::PerElement(weighted(&p, &errors, &sources, width, out))
@@ -177,11 +161,7 @@ fn residual_mix(inputs: &Tensors, output: &str, out: &[f64]) -> Budget {
 fn attention(inputs: &Tensors, out: &[f64]) -> Budget {
     let size = |name| input(inputs, name)[0] as usize;
     let (nope, rope, v) = (size("nope"), size("rope"), size("v"));
-    let (q, cache, kv_b) = (
-        input(inputs, "q"),
-        input(inputs, "cache"),
-        input(inputs, "kv_b"),
-    );
+    let (q, cache, kv_b) = (input(inputs, "q"), input(inputs, "cache"), input(inputs, "kv_b"));
     let rows = inputs.get("q").map_or(0, |tensor| tensor.shape[0]);
     let heads = q.len() / rows / (nope + rope);
     let row_width = cache.len() / rows;
@@ -200,11 +180,8 @@ fn attention(inputs: &Tensors, out: &[f64]) -> Budget {
             let mut score_errors = Vec::new();
             for row in cache.chunks(row_width).take(token + 1) {
                 let score: f64 = absorbed.iter().zip(row).map(|(a, b)| a * b).sum();
-                let size: f64 = absorbed[..latent]
-                    .iter()
-                    .zip(row)
-                    .map(|(a, b)| (a * b).abs())
-                    .sum();
+                let size: f64 =
+                    absorbed[..latent].iter().zip(row).map(|(a, b)| (a * b).abs()).sum();
                 scores.push(score * scale);
                 score_errors.push(scale * U * size + gamma(3.0) * (score * scale).abs());
             }
@@ -216,21 +193,12 @@ fn attention(inputs: &Tensors, out: &[f64]) -> Budget {
                 .copied()
                 .collect();
             let mean: Vec<f64> = (0..latent)
-                .map(|c| {
-                    p.iter()
-                        .enumerate()
-                        .map(|(t, p)| p * latents[t * latent + c])
-                        .sum()
-                })
+                .map(|c| p.iter().enumerate().map(|(t, p)| p * latents[t * latent + c]).sum())
                 .collect();
             let latent_errors = weighted(&p, &errors, &latents, latent, &mean);
             for j in 0..v {
                 let row = &weights[(nope + j) * latent..][..latent];
-                let carried: f64 = row
-                    .iter()
-                    .zip(&latent_errors)
-                    .map(|(w, e)| w.abs() * e)
-                    .sum();
+                let carried: f64 = row.iter().zip(&latent_errors).map(|(w, e)| w.abs() * e).sum();
                 let value = out[(token * heads + head) * v + j];
                 bounds.push(carried + U * (value.abs() + carried) + SMALLEST);
             }

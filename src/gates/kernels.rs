@@ -43,107 +43,27 @@ const fn gate(
     budget: &'static str,
     catches: &'static str,
 ) -> KernelGate {
-    KernelGate {
-        kernel,
-        what,
-        budget,
-        catches,
-    }
+    KernelGate { kernel, what, budget, catches }
 }
 
 /// The kernel gates, in the order of the ladder.
 pub const KERNEL_GATES: [KernelGate; 17] = [
-    gate(
-        "mxfp4-decode",
-        "all codes under all scale bytes",
-        BITS,
-        "nibble order, sign, scale 0",
-    ),
-    gate(
-        "bf16-widen",
-        "BF16 patterns widen exactly",
-        BITS,
-        "flushed subnormals, a lost -0",
-    ),
-    gate(
-        "elementary",
-        "exp, tanh, sigmoid",
-        BOUND,
-        "cancellation near 0, early saturation",
-    ),
-    gate(
-        "row-product",
-        "the f64 sum of a row before rounding",
-        BITS,
-        "lanes, folds, tails",
-    ),
-    gate(
-        "weighted-sum",
-        "a weighted sum of vectors",
-        BITS,
-        "blocked or f32 accumulation",
-    ),
-    gate(
-        "rms-norm",
-        "RMSNorm",
-        BITS,
-        "a misplaced epsilon, another rounding point",
-    ),
+    gate("mxfp4-decode", "all codes under all scale bytes", BITS, "nibble order, sign, scale 0"),
+    gate("bf16-widen", "BF16 patterns widen exactly", BITS, "flushed subnormals, a lost -0"),
+    gate("elementary", "exp, tanh, sigmoid", BOUND, "cancellation near 0, early saturation"),
+    gate("row-product", "the f64 sum of a row before rounding", BITS, "lanes, folds, tails"),
+    gate("weighted-sum", "a weighted sum of vectors", BITS, "blocked or f32 accumulation"),
+    gate("rms-norm", "RMSNorm", BITS, "a misplaced epsilon, another rounding point"),
     gate("l2-norm", "l2norm", BITS, "mean for sum, a dropped epsilon"),
-    gate(
-        "convolution",
-        "causal convolution, SiLU, history",
-        BOUND,
-        "reversed taps, lost history",
-    ),
-    gate(
-        "kda-decay",
-        "log decay and decay",
-        BOUND,
-        "softplus, a bias outside, per-channel rates",
-    ),
-    gate(
-        "kda-steps",
-        "the delta rule over many steps",
-        BITS,
-        "order, transposed state, rounding",
-    ),
-    gate(
-        "gated-norm",
-        "per-head norm, then the gate",
-        BOUND,
-        "gate before norm, SiLU gate",
-    ),
-    gate(
-        "softmax-sum",
-        "softmax-weighted sum",
-        BOUND,
-        "no maximum taken off, blocked rescaling",
-    ),
-    gate(
-        "mla-attention",
-        "causal latent attention",
-        BOUND,
-        "scale, mask, halves of kv_b",
-    ),
-    gate(
-        "residual-mix",
-        "attention-residual mix",
-        BOUND,
-        "raw keys, normed values",
-    ),
-    gate(
-        "router",
-        "selection and weights",
-        BOUND,
-        "ties, bias in the weights, renormalisation",
-    ),
-    gate(
-        "situ",
-        "SiTU",
-        BOUND,
-        "the capped gate in the logistic, a missing cap",
-    ),
+    gate("convolution", "causal convolution, SiLU, history", BOUND, "reversed taps, lost history"),
+    gate("kda-decay", "log decay and decay", BOUND, "softplus, a bias outside, per-channel rates"),
+    gate("kda-steps", "the delta rule over many steps", BITS, "order, transposed state, rounding"),
+    gate("gated-norm", "per-head norm, then the gate", BOUND, "gate before norm, SiLU gate"),
+    gate("softmax-sum", "softmax-weighted sum", BOUND, "no maximum taken off, blocked rescaling"),
+    gate("mla-attention", "causal latent attention", BOUND, "scale, mask, halves of kv_b"),
+    gate("residual-mix", "attention-residual mix", BOUND, "raw keys, normed values"),
+    gate("router", "selection and weights", BOUND, "ties, bias in the weights, renormalisation"),
+    gate("situ", "SiTU", BOUND, "the capped gate in the logistic, a missing cap"),
     gate("moe-sum", "the sum over experts", BITS, "order of arrival"),
 ];
 
@@ -196,11 +116,8 @@ impl KernelFixtures {
     pub fn judge(&self, gate: &KernelGate, source: &dyn SubjectSource) -> Outcome {
         let mut comparisons = Vec::new();
         for case in self.cases.get(gate.kernel).into_iter().flatten() {
-            let asked = KernelCase {
-                kernel: gate.kernel,
-                inputs: &case.inputs,
-                config: &self.config,
-            };
+            let asked =
+                KernelCase { kernel: gate.kernel, inputs: &case.inputs, config: &self.config };
             let outputs = match source.operation(asked) {
                 None => {
                     let summary = format!("{} has no such operation", source.name());
@@ -254,10 +171,7 @@ fn judge_case(
         let tail = right.len().min(got.len());
         // Long cases store the last rows only.
         let record = compare(&got[got.len() - tail..], &right, &expected.shape, &budget);
-        comparisons.push(NamedComparison {
-            name: format!("{}: {name}", case.name),
-            record,
-        });
+        comparisons.push(NamedComparison { name: format!("{}: {name}", case.name), record });
     }
     let asked_of_f64 = |name: &String| {
         case.values.contains_key(name) || case.bits.get(name).is_some_and(|bits| !bits.is_f32)
@@ -299,10 +213,7 @@ fn summarise(comparisons: Vec<NamedComparison>) -> Outcome {
     let failed: Vec<&NamedComparison> = comparisons.iter().filter(|c| !c.record.passed).collect();
     let summary = match failed.first() {
         None => {
-            let worst = comparisons
-                .iter()
-                .filter_map(|c| c.record.ratio)
-                .fold(0.0, f64::max);
+            let worst = comparisons.iter().filter_map(|c| c.record.ratio).fold(0.0, f64::max);
             let count: usize = comparisons.iter().map(|c| c.record.count).sum();
             format!("{count} values, worst {worst:.2e} of its budget")
         }
@@ -310,19 +221,11 @@ fn summarise(comparisons: Vec<NamedComparison>) -> Outcome {
             let how = match (&first.record.problem, &first.record.first_mismatch) {
                 (Some(problem), _) => problem.clone(),
                 (None, Some(m)) => {
-                    format!(
-                        "at {:?}: expected {:e}, got {:e}",
-                        m.index, m.expected, m.got
-                    )
+                    format!("at {:?}: expected {:e}, got {:e}", m.index, m.expected, m.got)
                 }
                 (None, None) => String::new(),
             };
-            format!(
-                "{} of {} differ, first {} {how}",
-                failed.len(),
-                comparisons.len(),
-                first.name
-            )
+            format!("{} of {} differ, first {} {how}", failed.len(), comparisons.len(), first.name)
         }
     };
     let passed = failed.is_empty() && !comparisons.is_empty();

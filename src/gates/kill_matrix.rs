@@ -65,11 +65,7 @@ impl MutantRow {
 
     /// Places of the gates that turned red.
     pub fn killers(&self) -> impl Iterator<Item = usize> + '_ {
-        self.verdicts
-            .iter()
-            .enumerate()
-            .filter(|(_, v)| **v == Verdict::Fail)
-            .map(|(i, _)| i)
+        self.verdicts.iter().enumerate().filter(|(_, v)| **v == Verdict::Fail).map(|(i, _)| i)
     }
 }
 
@@ -146,11 +142,7 @@ impl KillMatrix {
         let gates: Vec<String> = KERNEL_GATES
             .iter()
             .map(|gate| format!("{KERNELS}/{}", gate.kernel))
-            .chain(
-                ORACLE_GATES
-                    .iter()
-                    .map(|gate| format!("{}/{}", set.name, gate.id)),
-            )
+            .chain(ORACLE_GATES.iter().map(|gate| format!("{}/{}", set.name, gate.id)))
             .collect();
         let rows = in_parallel(options.threads, mutants.len(), |index| {
             let mutant = &mutants[index];
@@ -161,10 +153,7 @@ impl KillMatrix {
             let mut outcomes: Vec<_> = on_kernels.collect();
             outcomes.extend(on_set(&context, options.every_cell));
             tick();
-            let first_red = outcomes
-                .iter()
-                .zip(&gates)
-                .find(|(o, _)| o.verdict == Verdict::Fail);
+            let first_red = outcomes.iter().zip(&gates).find(|(o, _)| o.verdict == Verdict::Fail);
             MutantRow {
                 id: mutant.id.clone(),
                 family: mutant.family,
@@ -189,9 +178,7 @@ impl KillMatrix {
         let mut witnesses = BTreeMap::new();
         for row in &self.rows {
             if let Some(first) = row.killers().next() {
-                witnesses
-                    .entry(self.gates[first].as_str())
-                    .or_insert(row.id.as_str());
+                witnesses.entry(self.gates[first].as_str()).or_insert(row.id.as_str());
             }
         }
         witnesses
@@ -201,19 +188,10 @@ impl KillMatrix {
     #[must_use]
     pub fn coverage(&self, table: &'static [Clause]) -> Coverage {
         let killed = |clause: &&Clause| {
-            self.rows
-                .iter()
-                .any(|row| row.killed() && row.clauses.contains(&clause.id))
+            self.rows.iter().any(|row| row.killed() && row.clauses.contains(&clause.id))
         };
-        let uncovered: Vec<&'static str> = table
-            .iter()
-            .filter(|clause| !killed(clause))
-            .map(|clause| clause.id)
-            .collect();
-        Coverage {
-            covered: table.len() - uncovered.len(),
-            total: table.len(),
-            uncovered,
-        }
+        let uncovered: Vec<&'static str> =
+            table.iter().filter(|clause| !killed(clause)).map(|clause| clause.id).collect();
+        Coverage { covered: table.len() - uncovered.len(), total: table.len(), uncovered }
     }
 }

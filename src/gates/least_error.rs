@@ -30,19 +30,12 @@ pub const STRIDE: i32 = 4;
 
 /// Oracle gates that judge numbers or what is chosen by them. The others judge what a loader does
 /// with names, shapes and damage, or compare a subject with itself.
-pub const GATES_OF_NUMBERS: [&str; 5] = [
-    "stages",
-    "teacher-forcing",
-    "teacher-forcing-long",
-    "greedy",
-    "incremental",
-];
+pub const GATES_OF_NUMBERS: [&str; 5] =
+    ["stages", "teacher-forcing", "teacher-forcing-long", "greedy", "incremental"];
 
 /// A gate that takes long, and the faster one whose answer is looked at first.
-const LOOKED_AT_FIRST: [(&str, &str); 2] = [
-    ("teacher-forcing-long", "teacher-forcing"),
-    ("incremental", "greedy"),
-];
+const LOOKED_AT_FIRST: [(&str, &str); 2] =
+    [("teacher-forcing-long", "teacher-forcing"), ("incremental", "greedy")];
 
 /// What one gate sees of one site.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -97,14 +90,8 @@ enum Rung<'a> {
 }
 
 fn rungs() -> Vec<Rung<'static>> {
-    let oracle = ORACLE_GATES
-        .iter()
-        .filter(|gate| GATES_OF_NUMBERS.contains(&gate.id));
-    KERNEL_GATES
-        .iter()
-        .map(Rung::Kernel)
-        .chain(oracle.map(Rung::Oracle))
-        .collect()
+    let oracle = ORACLE_GATES.iter().filter(|gate| GATES_OF_NUMBERS.contains(&gate.id));
+    KERNEL_GATES.iter().map(Rung::Kernel).chain(oracle.map(Rung::Oracle)).collect()
 }
 
 impl LeastErrors {
@@ -139,11 +126,7 @@ impl LeastErrors {
             tick();
             row
         });
-        Self {
-            gates,
-            red_at_zero,
-            rows,
-        }
+        Self { gates, red_at_zero, rows }
     }
 }
 
@@ -238,10 +221,7 @@ fn least_near(near: i32, mut red: impl FnMut(i32) -> bool) -> Least {
         (Some(outer), false) => bisect(outer, inner, red),
     };
     // Every green that was tried lies below the red.
-    Least::At {
-        exponent,
-        monotone: true,
-    }
+    Least::At { exponent, monotone: true }
 }
 
 /// The lowest red next to a green between a red and a green below it.
@@ -271,11 +251,7 @@ mod tests {
             assert_eq!(found, Least::At { exponent, monotone }, "{border}");
             for near in [BOTTOM, -20, border, TOP] {
                 let found = least_near(near, |exponent| exponent >= border);
-                assert_eq!(
-                    found,
-                    Least::At { exponent, monotone },
-                    "{border} from {near}"
-                );
+                assert_eq!(found, Least::At { exponent, monotone }, "{border} from {near}");
             }
         }
         assert_eq!(least(|_| false), Least::Unseen);
@@ -286,13 +262,7 @@ mod tests {
     #[test]
     fn luck_is_not_taken_for_a_border() {
         let lucky = least(|exponent| exponent >= -9 && exponent != 0);
-        assert_eq!(
-            lucky,
-            Least::At {
-                exponent: -9,
-                monotone: false
-            }
-        );
+        assert_eq!(lucky, Least::At { exponent: -9, monotone: false });
         assert_eq!(least(|exponent| exponent == 4), Least::Unseen);
         let lone = least(|exponent| exponent >= 0 || exponent == -8);
         assert_eq!(lone.exponent(), Some(0));

@@ -35,11 +35,7 @@ impl StageFloor {
     /// The floor relative to the tensor's largest value; 0 for a tensor of zeros.
     #[must_use]
     pub fn relative(self) -> f64 {
-        if self.largest > 0.0 {
-            self.max_abs / self.largest
-        } else {
-            0.0
-        }
+        if self.largest > 0.0 { self.max_abs / self.largest } else { 0.0 }
     }
 }
 
@@ -129,12 +125,7 @@ impl NoiseFloor {
         {
             flipped = flipped.or_else(|| other_argmax(right, noisy));
         }
-        Self {
-            precision,
-            tokens,
-            stages,
-            flipped,
-        }
+        Self { precision, tokens, stages, flipped }
     }
 
     /// The entry of a dump's header that carries the floors: key and JSON text. `None` where a
@@ -144,11 +135,8 @@ impl NoiseFloor {
         if self.flipped.is_some() {
             return None;
         }
-        let floors: BTreeMap<String, f64> = self
-            .stages
-            .iter()
-            .map(|(key, floor)| (key.to_string(), floor.max_abs))
-            .collect();
+        let floors: BTreeMap<String, f64> =
+            self.stages.iter().map(|(key, floor)| (key.to_string(), floor.max_abs)).collect();
         let text = serde_json::to_string(&floors).ok()?;
         Some((header_key(self.precision), text))
     }
@@ -181,9 +169,7 @@ pub fn carried_floors(
 ) -> Option<BTreeMap<String, f64>> {
     let text = header.get(&header_key(precision))?;
     let floors: BTreeMap<String, f64> = serde_json::from_str(text).ok()?;
-    let sound = floors
-        .values()
-        .all(|floor| floor.is_finite() && *floor >= 0.0);
+    let sound = floors.values().all(|floor| floor.is_finite() && *floor >= 0.0);
     sound.then_some(floors)
 }
 
@@ -227,23 +213,15 @@ impl ShippedFloors {
     pub fn measure(precision: Precision) -> Result<Self, FloorError> {
         let fixtures = Fixtures::embedded()?;
         let shipped = shipped_sets(&fixtures);
-        let floors = in_parallel(shipped.len(), shipped.len(), |index| {
-            match &shipped[index] {
-                SetState::Ready(set) => {
-                    let ids = &set.full.ids;
-                    let floor = NoiseFloor::measure(
-                        &set.model_dir,
-                        &set.config,
-                        MLA_NORM_EPS,
-                        ids,
-                        precision,
-                    )?;
-                    Ok((set.name.clone(), floor))
-                }
-                SetState::NotRun { name, reason } => Err(FloorError::Set {
-                    name: name.clone(),
-                    reason: reason.clone(),
-                }),
+        let floors = in_parallel(shipped.len(), shipped.len(), |index| match &shipped[index] {
+            SetState::Ready(set) => {
+                let ids = &set.full.ids;
+                let floor =
+                    NoiseFloor::measure(&set.model_dir, &set.config, MLA_NORM_EPS, ids, precision)?;
+                Ok((set.name.clone(), floor))
+            }
+            SetState::NotRun { name, reason } => {
+                Err(FloorError::Set { name: name.clone(), reason: reason.clone() })
             }
         });
         let mut sets = floors.into_iter().collect::<Result<Vec<_>, FloorError>>()?;
@@ -257,10 +235,7 @@ impl ShippedFloors {
     /// The largest relative floor of a stage over all layers and sets; `None` for ids.
     #[must_use]
     pub fn relative(&self, stage: Stage) -> Option<f64> {
-        let floors = self
-            .sets
-            .iter()
-            .filter_map(|(_, floor)| floor.relative(stage));
+        let floors = self.sets.iter().filter_map(|(_, floor)| floor.relative(stage));
         floors.reduce(f64::max)
     }
 
@@ -286,9 +261,7 @@ fn other_argmax(right: &StageTensor, noisy: &StageTensor) -> Option<String> {
     };
     let vocabulary = right.shape.last().copied().unwrap_or(1).max(1);
     let rows = a.chunks(vocabulary).zip(b.chunks(vocabulary));
-    let at = rows
-        .map(|(a, b)| argmax(a) == argmax(b))
-        .position(|same| !same)?;
+    let at = rows.map(|(a, b)| argmax(a) == argmax(b)).position(|same| !same)?;
     Some(format!("the argmax at position {at}"))
 }
 
@@ -311,10 +284,7 @@ mod tests {
             let (_, floor) = floors.sets.iter().find(|(name, _)| name == "mild").unwrap();
             let ours = floor.stages[&StageKey::model(Stage::Logits)].max_abs;
             let ratio = ours / by_oracle;
-            assert!(
-                (0.5..2.0).contains(&ratio),
-                "{precision:?}: {ours} {by_oracle}"
-            );
+            assert!((0.5..2.0).contains(&ratio), "{precision:?}: {ours} {by_oracle}");
         }
     }
 }

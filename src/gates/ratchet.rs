@@ -96,10 +96,7 @@ impl Ratchet {
     /// What the rows show now.
     #[must_use]
     pub fn observed(rows: &[Row]) -> Self {
-        let mut observed = Self {
-            schema: SCHEMA.to_owned(),
-            ratios: BTreeMap::new(),
-        };
+        let mut observed = Self { schema: SCHEMA.to_owned(), ratios: BTreeMap::new() };
         observed.extend(rows.iter().flat_map(ratios_of));
         observed
     }
@@ -107,33 +104,25 @@ impl Ratchet {
     /// Records more ratios, such as those of the layers of the sets.
     pub fn extend(&mut self, ratios: impl IntoIterator<Item = (String, f64)>) {
         let ratios = ratios.into_iter();
-        self.ratios
-            .extend(ratios.map(|(key, ratio)| (key, rounded_up(ratio))));
+        self.ratios.extend(ratios.map(|(key, ratio)| (key, rounded_up(ratio))));
     }
 
     /// Turns rows red whose ratio has grown fourfold or was never recorded.
     pub fn judge(&self, rows: &mut [Row], subjects: &[Box<dyn SubjectSource>]) {
-        for row in rows
-            .iter_mut()
-            .filter(|row| row.outcome.verdict == Verdict::Pass)
-        {
+        for row in rows.iter_mut().filter(|row| row.outcome.verdict == Verdict::Pass) {
             let precision = subjects
                 .iter()
                 .find(|subject| subject.name() == row.subject)
                 .map_or(Precision::F64, |subject| subject.precision());
             let floor = one_rounding(precision);
             let grown =
-                ratios_of(row)
-                    .into_iter()
-                    .find_map(|(key, ratio)| match self.ratios.get(&key) {
-                        None => Some(format!(
-                            "ratchet: {key} is at {ratio:.2e}, nothing is recorded"
-                        )),
-                        Some(before) if ratio > GROWTH * before.max(floor) => Some(format!(
-                            "ratchet: {key} grew from {before:.2e} to {ratio:.2e} of its budget"
-                        )),
-                        Some(_) => None,
-                    });
+                ratios_of(row).into_iter().find_map(|(key, ratio)| match self.ratios.get(&key) {
+                    None => Some(format!("ratchet: {key} is at {ratio:.2e}, nothing is recorded")),
+                    Some(before) if ratio > GROWTH * before.max(floor) => Some(format!(
+                        "ratchet: {key} grew from {before:.2e} to {ratio:.2e} of its budget"
+                    )),
+                    Some(_) => None,
+                });
             if let Some(line) = grown {
                 row.outcome.verdict = Verdict::Fail;
                 row.outcome.summary = line;
@@ -183,18 +172,12 @@ mod tests {
         assert_eq!(after(1e-9).0, Verdict::Pass);
         let (verdict, line) = after(0.041);
         assert_eq!(verdict, Verdict::Fail);
-        assert!(
-            line.contains("tiny/teacher-forcing@engine grew from 1.00e-2"),
-            "{line}"
-        );
+        assert!(line.contains("tiny/teacher-forcing@engine grew from 1.00e-2"), "{line}");
     }
 
     #[test]
     fn stages_have_a_ratio_each_whatever_the_layer() {
-        let names = [
-            ("layers.3.kda.q (local)", 0.1),
-            ("layers.11.kda.q (local)", 0.2),
-        ];
+        let names = [("layers.3.kda.q (local)", 0.1), ("layers.11.kda.q (local)", 0.2)];
         let before = row("stages", &names);
         let ratios = Ratchet::observed(std::slice::from_ref(&before)).ratios;
         let expected = [("tiny/stages@engine layers.*.kda.q (local)".to_owned(), 0.2)];
@@ -208,13 +191,7 @@ mod tests {
     fn one_rounding_is_not_growth() {
         let before = row("greedy", &[("logits", 0.0)]);
         let noise = 3.9 * one_rounding(Precision::F32);
-        assert_eq!(
-            verdict(&before, row("greedy", &[("logits", noise)])).0,
-            Verdict::Pass
-        );
-        assert_eq!(
-            verdict(&before, row("greedy", &[("logits", 2.0 * noise)])).0,
-            Verdict::Fail
-        );
+        assert_eq!(verdict(&before, row("greedy", &[("logits", noise)])).0, Verdict::Pass);
+        assert_eq!(verdict(&before, row("greedy", &[("logits", 2.0 * noise)])).0, Verdict::Fail);
     }
 }

@@ -50,15 +50,13 @@ fn has_long(set: &EvidenceSet) -> Applies {
 
 fn has_stages(set: &EvidenceSet) -> Applies {
     let has = set.stage_rows > 0 || set.router.is_some() || set.layer_outputs.is_some();
-    has.then_some(())
-        .ok_or("the set has no stage tensors, routing or layer outputs")
+    has.then_some(()).ok_or("the set has no stage tensors, routing or layer outputs")
 }
 
 fn has_padded_log_decay(set: &EvidenceSet) -> Applies {
     no_twin(set)?;
     let has = set.config.kda_num_heads < set.config.kda_head_dim;
-    has.then_some(())
-        .ok_or("A_log has no padding at this shape")
+    has.then_some(()).ok_or("A_log has no padding at this shape")
 }
 
 /// The gate on all logits of the full ids.

@@ -41,12 +41,7 @@ pub struct Plan<'a> {
 
 impl std::fmt::Debug for Plan<'_> {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
-        write!(
-            f,
-            "Plan({} sets, {} subjects)",
-            self.sets.len(),
-            self.subjects.len()
-        )
+        write!(f, "Plan({} sets, {} subjects)", self.sets.len(), self.subjects.len())
     }
 }
 
@@ -111,12 +106,8 @@ impl Row {
 pub const KERNELS: &str = "kernels";
 
 /// Gates that ask for nothing but logits and ids.
-const GATES_OF_LOGITS: [&str; 4] = [
-    "teacher-forcing",
-    "teacher-forcing-long",
-    "greedy",
-    "incremental",
-];
+const GATES_OF_LOGITS: [&str; 4] =
+    ["teacher-forcing", "teacher-forcing-long", "greedy", "incremental"];
 
 /// A gate of either kind, with the place of its set.
 #[derive(Clone, Copy)]
@@ -142,21 +133,14 @@ pub fn selected(only: Option<&Glob>, set: &str, gate: &str, subject: &str) -> bo
 /// subject.
 #[must_use]
 pub fn run(plan: &Plan<'_>) -> Vec<Row> {
-    let contexts: Vec<Vec<Context<'_>>> = plan
-        .sets
-        .iter()
-        .map(|state| contexts_of(plan, state))
-        .collect();
+    let contexts: Vec<Vec<Context<'_>>> =
+        plan.sets.iter().map(|state| contexts_of(plan, state)).collect();
     let mut rungs = Vec::new();
     if plan.kernels.is_some() {
         rungs.extend(KERNEL_GATES.iter().map(Rung::Kernel));
     }
     for (set_index, _) in plan.sets.iter().enumerate() {
-        rungs.extend(
-            ORACLE_GATES
-                .iter()
-                .map(|gate| Rung::Oracle(set_index, gate)),
-        );
+        rungs.extend(ORACLE_GATES.iter().map(|gate| Rung::Oracle(set_index, gate)));
     }
     let count = plan.subjects.len();
     let row_of = |job: usize| {
@@ -178,14 +162,7 @@ pub fn run(plan: &Plan<'_>) -> Vec<Row> {
             Outcome::new(Verdict::NotSelected, "")
         };
         let (set, subject) = (set.to_owned(), source.name().to_owned());
-        Row {
-            set,
-            gate,
-            what,
-            budget,
-            subject,
-            outcome,
-        }
+        Row { set, gate, what, budget, subject, outcome }
     };
     // From the top: the upper rungs take longest, and a long one begun last would have one thread
     // wait for another.
@@ -272,9 +249,7 @@ pub fn in_parallel<T: Send>(
             });
         }
     });
-    let mut results = results
-        .into_inner()
-        .unwrap_or_else(std::sync::PoisonError::into_inner);
+    let mut results = results.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
     results.sort_by_key(|(index, _)| *index);
     results.into_iter().map(|(_, result)| result).collect()
 }
@@ -284,14 +259,9 @@ pub fn in_parallel<T: Send>(
 pub fn shipped_sets(fixtures: &Fixtures) -> Vec<SetState> {
     let tiny = match fixtures.problem_below("tiny/") {
         Some(finding) => not_run("tiny", &format!("fixture {finding}")),
-        None => ready(
-            "tiny",
-            EvidenceSet::open("tiny", &fixtures.root.join("tiny")),
-        ),
+        None => ready("tiny", EvidenceSet::open("tiny", &fixtures.root.join("tiny"))),
     };
-    let damaged = fixtures
-        .problem_below("mild/")
-        .or_else(|| fixtures.problem_below("tiny/model/"));
+    let damaged = fixtures.problem_below("mild/").or_else(|| fixtures.problem_below("tiny/model/"));
     let mild = match damaged {
         Some(finding) => not_run("mild", &format!("fixture {finding}")),
         None => match fixtures.compose_mild_twin() {
@@ -313,10 +283,7 @@ pub fn shipped_sets(fixtures: &Fixtures) -> Vec<SetState> {
 /// The first file that is missing or damaged.
 pub fn shipped_kernels(fixtures: &Fixtures) -> Result<KernelFixtures, String> {
     let needed = ["kernels/", "tiny/model/config.json"];
-    if let Some(finding) = needed
-        .iter()
-        .find_map(|below| fixtures.problem_below(below))
-    {
+    if let Some(finding) = needed.iter().find_map(|below| fixtures.problem_below(below)) {
         return Err(format!("fixture {finding}"));
     }
     let config = RawConfig::read(&fixtures.root.join("tiny/model/config.json"))
@@ -332,10 +299,7 @@ fn ready(name: &str, set: Result<EvidenceSet, EvidenceError>) -> SetState {
 }
 
 fn not_run(name: &str, reason: &str) -> SetState {
-    SetState::NotRun {
-        name: name.to_owned(),
-        reason: reason.to_owned(),
-    }
+    SetState::NotRun { name: name.to_owned(), reason: reason.to_owned() }
 }
 
 /// Fixtures from a folder, or the embedded ones.
@@ -353,10 +317,7 @@ pub fn open_fixtures(folder: Option<&PathBuf>) -> Result<Fixtures, FixtureError>
 /// What the manifest check says: PASS, FAIL for damage, NOT RUN for a missing file.
 #[must_use]
 pub fn judge_fixtures(fixtures: &Fixtures) -> Outcome {
-    let damaged = fixtures
-        .findings
-        .iter()
-        .any(|f| f.problem != FileProblem::Missing);
+    let damaged = fixtures.findings.iter().any(|f| f.problem != FileProblem::Missing);
     let verdict = match (fixtures.findings.is_empty(), damaged) {
         (true, _) => Verdict::Pass,
         (false, true) => Verdict::Fail,
@@ -367,11 +328,6 @@ pub fn judge_fixtures(fixtures: &Fixtures) -> Outcome {
         Some(first) => first.to_string(),
     };
     let mut outcome = Outcome::new(verdict, summary);
-    outcome.details = fixtures
-        .findings
-        .iter()
-        .skip(1)
-        .map(ToString::to_string)
-        .collect();
+    outcome.details = fixtures.findings.iter().skip(1).map(ToString::to_string).collect();
     outcome
 }

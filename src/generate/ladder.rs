@@ -141,10 +141,7 @@ pub fn ladder(policy: &str, runs: &[Runs]) -> Result<Ladder, LadderError> {
 }
 
 fn no_field(run: &Runs, field: &'static str) -> LadderError {
-    LadderError::NoField {
-        budget: run.budget.clone(),
-        field,
-    }
+    LadderError::NoField { budget: run.budget.clone(), field }
 }
 
 fn row(run: &Runs) -> Result<LadderRow, LadderError> {
@@ -306,11 +303,8 @@ impl Ladder {
     /// The plotting crate fails.
     pub fn plot(&self) -> Result<String, PlotError> {
         let largest = self.rows.iter().map(|row| row.budget_bytes).max();
-        let (unit, bytes) = if largest.unwrap_or(0) >= 1_000_000_000 {
-            ("GB", 1e9)
-        } else {
-            ("MB", 1e6)
-        };
+        let (unit, bytes) =
+            if largest.unwrap_or(0) >= 1_000_000_000 { ("GB", 1e9) } else { ("MB", 1e6) };
         let all = self.rows.iter().flat_map(|row| &row.each_seconds);
         let slowest = all.copied().fold(f64::MIN_POSITIVE, f64::max);
         let x = |row: &LadderRow| row.budget_bytes as f64 / bytes;

@@ -36,21 +36,15 @@ pub fn plots(report: &RunReport) -> Result<Vec<Plot>, PlotError> {
 
 fn memory(report: &RunReport) -> BarChart {
     let plan = &report.plan;
-    let (name, unit) = if plan.total_bytes >= 1_000_000_000 {
-        ("GB", 1e9)
-    } else {
-        ("MB", 1e6)
-    };
+    let (name, unit) = if plan.total_bytes >= 1_000_000_000 { ("GB", 1e9) } else { ("MB", 1e6) };
     let scaled = |bytes: u64| bytes as f64 / unit;
     // A bar for each would be a row of lines on the ground with no room for their names.
     let (large, small): (Vec<_>, Vec<_>) = plan
         .components
         .iter()
         .partition(|line| line.bytes as f64 >= LEAST_SHARE * plan.total_bytes as f64);
-    let mut bars: Vec<(String, f64)> = large
-        .iter()
-        .map(|line| (line.name.to_owned(), scaled(line.bytes)))
-        .collect();
+    let mut bars: Vec<(String, f64)> =
+        large.iter().map(|line| (line.name.to_owned(), scaled(line.bytes))).collect();
     let others = small.iter().map(|line| line.bytes).sum();
     bars.push(("others".to_owned(), scaled(others)));
     let accent_from = bars.len();
@@ -92,9 +86,7 @@ fn seconds(report: &RunReport) -> LineChart {
         y: Axis::linear("seconds").within(0.0, most * 1.05),
         series: vec![
             series(report, "whole step", Colour::Blue, |row| row.step.seconds),
-            series(report, "waiting for the disk", Colour::Vermillion, |row| {
-                row.wait_seconds
-            }),
+            series(report, "waiting for the disk", Colour::Vermillion, |row| row.wait_seconds),
         ],
         marks: Vec::new(),
     }
@@ -129,10 +121,7 @@ pub fn page(report: &RunReport, plots: &[Plot]) -> String {
     };
     page.paragraph(&report.verdict());
     page.paragraph(&format!("prompt ids: {}", shortened(&report.prompt_ids)));
-    page.paragraph(&format!(
-        "generated ids: {}",
-        shortened(&report.generated_ids)
-    ));
+    page.paragraph(&format!("generated ids: {}", shortened(&report.generated_ids)));
     if let Some(generated) = &report.generated_text {
         page.paragraph(&format!("generated text: {generated:?}"));
     }
@@ -147,10 +136,7 @@ pub fn page(report: &RunReport, plots: &[Plot]) -> String {
         let (what, rest) = line.split_once(':').unwrap_or((line, ""));
         vec![what.to_owned(), rest.trim().to_owned()]
     });
-    page.table(
-        &words(&["part", "what it cost"]),
-        &lines.collect::<Vec<_>>(),
-    );
+    page.table(&words(&["part", "what it cost"]), &lines.collect::<Vec<_>>());
     page.section("Steps");
     figure(&mut page, "step-seconds");
     figure(&mut page, "margins");
@@ -171,16 +157,8 @@ fn shortened(ids: &[u32]) -> String {
     if ids.len() <= 2 * LISTED_AT_EACH_END {
         return spaced(ids);
     }
-    let (head, tail) = (
-        &ids[..LISTED_AT_EACH_END],
-        &ids[ids.len() - LISTED_AT_EACH_END..],
-    );
-    format!(
-        "{}, ... {} in all ..., {}",
-        spaced(head),
-        ids.len(),
-        spaced(tail)
-    )
+    let (head, tail) = (&ids[..LISTED_AT_EACH_END], &ids[ids.len() - LISTED_AT_EACH_END..]);
+    format!("{}, ... {} in all ..., {}", spaced(head), ids.len(), spaced(tail))
 }
 
 fn settings(report: &RunReport) -> Vec<Vec<String>> {
@@ -195,14 +173,8 @@ fn settings(report: &RunReport) -> Vec<Vec<String>> {
                 .clone()
                 .unwrap_or_else(|| "none: shards are missing".to_owned()),
         ),
-        (
-            "layers",
-            format!("{} of {}", settings.layers, settings.layers_of_model),
-        ),
-        (
-            "epsilon of MLA's norms",
-            format!("{:e}", settings.mla_norm_eps),
-        ),
+        ("layers", format!("{} of {}", settings.layers, settings.layers_of_model)),
+        ("epsilon of MLA's norms", format!("{:e}", settings.mla_norm_eps)),
         ("policy of the expert cache", settings.policy.to_owned()),
         ("tokens of a chunk", settings.prefill_chunk.to_string()),
         ("every step from nothing", yes(settings.full_recompute)),
@@ -210,10 +182,7 @@ fn settings(report: &RunReport) -> Vec<Vec<String>> {
         ("vocabulary streamed", yes(settings.streamed_vocabulary)),
         (
             "vocabulary of the text",
-            settings
-                .vocabulary_of_text
-                .unwrap_or("none: ids only")
-                .to_owned(),
+            settings.vocabulary_of_text.unwrap_or("none: ids only").to_owned(),
         ),
         ("past the page cache", yes(settings.direct_reads)),
         ("kernels", settings.kernel_path.to_owned()),
@@ -222,17 +191,10 @@ fn settings(report: &RunReport) -> Vec<Vec<String>> {
         ("program", report.provenance.version.to_owned()),
     ];
     if settings.layers < settings.layers_of_model {
-        rows.insert(
-            0,
-            (
-                "NOTE",
-                "the ids are not the model's: layers were left out".to_owned(),
-            ),
-        );
+        rows.insert(0, ("NOTE", "the ids are not the model's: layers were left out".to_owned()));
     }
     let rows = rows.into_iter();
-    rows.map(|(what, value)| vec![what.to_owned(), value])
-        .collect()
+    rows.map(|(what, value)| vec![what.to_owned(), value]).collect()
 }
 
 fn memory_rows(report: &RunReport) -> Vec<Vec<String>> {
@@ -240,18 +202,11 @@ fn memory_rows(report: &RunReport) -> Vec<Vec<String>> {
     let row = |name: &str, bytes: u64, what: &str| {
         vec![name.to_owned(), in_units(bytes), what.to_owned()]
     };
-    let mut rows: Vec<_> = plan
-        .components
-        .iter()
-        .map(|line| row(line.name, line.bytes, &line.what))
-        .collect();
+    let mut rows: Vec<_> =
+        plan.components.iter().map(|line| row(line.name, line.bytes, &line.what)).collect();
     rows.push(row("planned", plan.total_bytes, "the sum"));
     if let Some(limit) = plan.limit_bytes {
-        rows.push(row(
-            "limit",
-            limit,
-            "of the machine, its control group or --memory",
-        ));
+        rows.push(row("limit", limit, "of the machine, its control group or --memory"));
     }
     if let Some(peak) = &report.peak {
         let apart = peak.planned_bytes.abs_diff(peak.peak_resident_bytes);
@@ -302,19 +257,14 @@ fn steps(page: &mut Page, report: &RunReport) {
 fn step(index: usize, row: &StepRow) -> Vec<String> {
     let step = &row.step;
     let percent = |part: f64, whole: f64| {
-        if whole > 0.0 {
-            format!("{:.1}", 100.0 * part / whole)
-        } else {
-            "-".to_owned()
-        }
+        if whole > 0.0 { format!("{:.1}", 100.0 * part / whole) } else { "-".to_owned() }
     };
     vec![
         index.to_string(),
         format!("{:?}", step.phase).to_lowercase(),
         step.positions.to_string(),
         step.id.map_or("-".to_owned(), |id| id.to_string()),
-        step.margin
-            .map_or("-".to_owned(), |margin| format!("{margin:.4}")),
+        step.margin.map_or("-".to_owned(), |margin| format!("{margin:.4}")),
         format!("{:.4}", step.seconds),
         row.requests.to_string(),
         row.hits.to_string(),

@@ -55,11 +55,7 @@ impl StepRow {
 
 /// In percent; 0 of nothing is 0.
 fn percent(part: f64, whole: f64) -> f64 {
-    if whole > 0.0 {
-        100.0 * part / whole
-    } else {
-        0.0
-    }
+    if whole > 0.0 { 100.0 * part / whole } else { 0.0 }
 }
 
 /// Sums over a run.
@@ -207,11 +203,7 @@ impl RunReport {
                 in_units(peak.peak_resident_bytes),
                 in_units(peak.planned_bytes),
                 in_units(peak.planned_bytes.abs_diff(peak.peak_resident_bytes)),
-                if peak.within {
-                    "within the"
-                } else {
-                    "MORE than the"
-                },
+                if peak.within { "within the" } else { "MORE than the" },
                 format_args!("{} allowed", in_units(peak.tolerated_bytes))
             );
         }

@@ -87,11 +87,7 @@ pub fn choose(logits: &[f32]) -> (u32, f32) {
             second = logit;
         }
     }
-    let margin = if logits.len() > 1 {
-        logits[best] - second
-    } else {
-        0.0
-    };
+    let margin = if logits.len() > 1 { logits[best] - second } else { 0.0 };
     (best as u32, margin)
 }
 
@@ -105,10 +101,7 @@ pub fn generate<O: Operations + ?Sized>(
     watch: &mut dyn Watch,
 ) -> Result<Generated, EngineError> {
     let mut ids = request.ids.clone();
-    let mut generated = Generated {
-        ids: Vec::with_capacity(request.count),
-        stopped_by: None,
-    };
+    let mut generated = Generated { ids: Vec::with_capacity(request.count), stopped_by: None };
     for index in 0..request.count.max(1) {
         if request.full_recompute {
             sequence.state.clear();
@@ -173,10 +166,7 @@ pub fn teacher_forcing<O: Operations + ?Sized>(
 ) -> Result<TeacherForcing, EngineError> {
     let (chunk, vocabulary) = {
         let engine = sequence.engine();
-        (
-            engine.options().chunk_tokens.max(1),
-            engine.shape().vocabulary,
-        )
+        (engine.options().chunk_tokens.max(1), engine.shape().vocabulary)
     };
     // The last id has nobody to predict.
     let fed = &ids[..ids.len().saturating_sub(1)];

@@ -203,18 +203,12 @@ pub fn save(path: &Path, header: &Header, state: &State) -> Result<(), StateErro
         file.persist(path).map_err(|error| error.error)?;
         Ok(())
     };
-    write().map_err(|reason| StateError::Io {
-        path: path.to_owned(),
-        reason,
-    })
+    write().map_err(|reason| StateError::Io { path: path.to_owned(), reason })
 }
 
 /// Everything in the order of the file, and its hash.
 fn put_all(file: &File, header: &Header, state: &State) -> io::Result<()> {
-    let mut sink = Hashing {
-        inner: BufWriter::new(file),
-        hash: Sha256::new(),
-    };
+    let mut sink = Hashing { inner: BufWriter::new(file), hash: Sha256::new() };
     let text = serde_json::to_vec(header)?;
     sink.write_all(&MAGIC)?;
     sink.write_all(&VERSION.to_le_bytes())?;
@@ -275,16 +269,10 @@ impl SavedState {
     }
 
     fn start(path: &Path) -> Result<(Self, Source), StateError> {
-        let io_error = |reason| StateError::Io {
-            path: path.to_owned(),
-            reason,
-        };
+        let io_error = |reason| StateError::Io { path: path.to_owned(), reason };
         let file = File::open(path).map_err(io_error)?;
         let got = file.metadata().map_err(io_error)?.len();
-        let mut source = Hashing {
-            inner: BufReader::new(file),
-            hash: Sha256::new(),
-        };
+        let mut source = Hashing { inner: BufReader::new(file), hash: Sha256::new() };
         let path = path.to_owned();
         let (mut magic, mut word) = ([0; 8], [0; 4]);
         source.read_exact(&mut magic).map_err(io_error)?;
@@ -313,17 +301,11 @@ impl SavedState {
             }
         };
         let start = 16 + u64::from(header_bytes) + DIGEST_BYTES;
-        let expected = header
-            .value_bytes()
-            .and_then(|bytes| bytes.checked_add(start));
+        let expected = header.value_bytes().and_then(|bytes| bytes.checked_add(start));
         let expected = expected.unwrap_or(u64::MAX);
         if expected != got {
             let (path, expected) = (path, expected);
-            return Err(StateError::Length {
-                path,
-                expected,
-                got,
-            });
+            return Err(StateError::Length { path, expected, got });
         }
         if header.ids.len() < header.position {
             let reason = format!("{} ids at position {}", header.ids.len(), header.position);
@@ -360,27 +342,15 @@ impl SavedState {
         let mut fields = vec![
             ("identity", ours.identity.clone(), theirs.identity.clone()),
             ("dtype", ours.dtype.clone(), theirs.dtype.clone()),
-            (
-                "mla_norm_eps",
-                ours.mla_norm_eps.to_string(),
-                theirs.mla_norm_eps.to_string(),
-            ),
+            ("mla_norm_eps", ours.mla_norm_eps.to_string(), theirs.mla_norm_eps.to_string()),
         ];
         let pairs = sizes(ours).into_iter().zip(sizes(theirs));
-        fields.extend(
-            names
-                .into_iter()
-                .zip(pairs)
-                .map(|(name, (a, b))| (name, a, b)),
-        );
+        fields.extend(names.into_iter().zip(pairs).map(|(name, (a, b))| (name, a, b)));
         match fields.into_iter().find(|(_, ours, theirs)| ours != theirs) {
             None => Ok(()),
-            Some((field, expected, got)) => Err(StateError::Foreign {
-                path: self.path.clone(),
-                field,
-                expected,
-                got,
-            }),
+            Some((field, expected, got)) => {
+                Err(StateError::Foreign { path: self.path.clone(), field, expected, got })
+            }
         }
     }
 
@@ -391,10 +361,7 @@ impl SavedState {
     /// [`StateError::Io`], [`StateError::Checksum`].
     pub fn load_into(&self, state: &mut State) -> Result<(), StateError> {
         let (_, mut source) = Self::start(&self.path)?;
-        let io_error = |reason| StateError::Io {
-            path: self.path.clone(),
-            reason,
-        };
+        let io_error = |reason| StateError::Io { path: self.path.clone(), reason };
         state.interrupted = true;
         let row_values = self.header.position * self.header.cache_width;
         for slot in &mut state.kda {

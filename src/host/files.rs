@@ -17,9 +17,7 @@ pub fn temporary_beside(path: &Path) -> io::Result<NamedTempFile> {
     if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
         return Err(io::Error::other("is there and is not a regular file"));
     }
-    let folder = path
-        .parent()
-        .filter(|folder| !folder.as_os_str().is_empty());
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
     tempfile::Builder::new()
         .permissions(Permissions::from_mode(0o666))
         .tempfile_in(folder.unwrap_or(Path::new(".")))

@@ -75,10 +75,7 @@ pub fn available() -> Available {
 /// [`available`] from the texts of `/proc/meminfo` and `/proc/self/cgroup`.
 #[must_use]
 pub fn available_in(meminfo: &str, groups: &str, root: &Path) -> Available {
-    let tightest = group_folders(groups, root)
-        .iter()
-        .filter_map(|folder| room(folder))
-        .min();
+    let tightest = group_folders(groups, root).iter().filter_map(|folder| room(folder)).min();
     Available {
         machine_bytes: field_bytes(meminfo, "MemAvailable"),
         group_bytes: tightest.map(|(room, _)| room),
@@ -114,11 +111,7 @@ fn group_folders(groups: &str, root: &Path) -> Vec<PathBuf> {
 fn room(folder: &Path) -> Option<(u64, u64)> {
     let read = |name: &str| fs::read_to_string(folder.join(name)).ok();
     let (limit, used, cached) = match read("memory.max") {
-        Some(limit) => (
-            limit,
-            read("memory.current"),
-            ["inactive_file", "active_file"],
-        ),
+        Some(limit) => (limit, read("memory.current"), ["inactive_file", "active_file"]),
         None => (
             read("memory.limit_in_bytes")?,
             read("memory.usage_in_bytes"),
@@ -128,10 +121,7 @@ fn room(folder: &Path) -> Option<(u64, u64)> {
     let limit = parse_limit(&limit)??;
     let used: u64 = used?.trim().parse().ok()?;
     let statistics = read("memory.stat").unwrap_or_default();
-    let cache: u64 = cached
-        .iter()
-        .filter_map(|name| counter(&statistics, name))
-        .sum();
+    let cache: u64 = cached.iter().filter_map(|name| counter(&statistics, name)).sum();
     Some((limit.saturating_sub(used.saturating_sub(cache)), limit))
 }
 
@@ -161,12 +151,7 @@ mod tests {
     /// E05: all spellings of "no limit", and limits that look large and are real.
     #[test]
     fn e05_every_spelling_of_unlimited() {
-        let unlimited = [
-            "max\n",
-            "9223372036854771712\n",
-            "9223372036854710272",
-            "-1",
-        ];
+        let unlimited = ["max\n", "9223372036854771712\n", "9223372036854710272", "-1"];
         for text in unlimited {
             assert_eq!(parse_limit(text), Some(None), "{text}");
         }
@@ -189,10 +174,7 @@ mod tests {
         let meminfo = "MemTotal: 9 kB\nMemAvailable:   4194304 kB\n";
         let root = tempfile::tempdir().unwrap();
         let v2 = root.path().join("v2");
-        write(
-            &v2.join("a/b"),
-            &[("memory.max", "max"), ("memory.current", "5")],
-        );
+        write(&v2.join("a/b"), &[("memory.max", "max"), ("memory.current", "5")]);
         let stat = "anon 1\ninactive_file 600000000\nactive_file 100000000\n";
         let limited = [
             ("memory.max", "1000000000\n"),
@@ -217,10 +199,7 @@ mod tests {
         let found = available_in(meminfo, groups, &v1);
         assert_eq!(found.bytes(), Some(800));
         // What the process holds is added, and what is charged elsewhere does not lift the limit.
-        assert_eq!(
-            (found.in_all(100), found.in_all(500)),
-            (Some(900), Some(1000))
-        );
+        assert_eq!((found.in_all(100), found.in_all(500)), (Some(900), Some(1000)));
         let free = available_in(meminfo, "3:cpuset:/\n", &v1);
         assert_eq!((free.group_bytes, free.bytes()), (None, Some(4 << 30)));
     }

@@ -114,29 +114,16 @@ mod tests {
         let wave = |i: usize, step: usize, f: f64| (i as f64 * f + step as f64 * 0.01).sin();
         for t in 0..300 {
             let scale = 1.0 / (width as f64 / 2.0).sqrt();
-            let k: Vec<f32> = (0..width)
-                .map(|i| (wave(i, t, 0.3) * scale) as f32)
-                .collect();
-            let q: Vec<f32> = (0..width)
-                .map(|i| (wave(i, t, 0.31) * 0.01) as f32)
-                .collect();
+            let k: Vec<f32> = (0..width).map(|i| (wave(i, t, 0.3) * scale) as f32).collect();
+            let q: Vec<f32> = (0..width).map(|i| (wave(i, t, 0.31) * 0.01) as f32).collect();
             let v: Vec<f32> = (0..width).map(|i| wave(i, 50 * t, 1.7) as f32).collect();
             let alpha = vec![0.999_f32; width];
-            let inputs = StepInputs {
-                q: &q,
-                k: &k,
-                v: &v,
-                alpha: &alpha,
-                beta: 0.9,
-            };
+            let inputs = StepInputs { q: &q, k: &k, v: &v, alpha: &alpha, beta: 0.9 };
             step(&mut state, &inputs, &mut out);
             plain_step(&mut exact, &inputs, &mut exact_out);
         }
         for (out, exact) in out.iter().zip(&exact_out) {
-            assert!(
-                (f64::from(*out) - exact).abs() < 2e-6,
-                "{out} against {exact}"
-            );
+            assert!((f64::from(*out) - exact).abs() < 2e-6, "{out} against {exact}");
         }
     }
 
@@ -150,10 +137,7 @@ mod tests {
         }
         for j in 0..width {
             let column = |state: &[f64], x: &[f32]| -> f64 {
-                x.iter()
-                    .enumerate()
-                    .map(|(i, x)| state[i * width + j] * f64::from(*x))
-                    .sum()
+                x.iter().enumerate().map(|(i, x)| state[i * width + j] * f64::from(*x)).sum()
             };
             let delta = f64::from(inputs.beta) * (f64::from(inputs.v[j]) - column(state, inputs.k));
             for (i, k) in inputs.k.iter().enumerate() {

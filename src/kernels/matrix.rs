@@ -67,10 +67,7 @@ impl SharedBytes {
     pub fn filled<E>(len: usize, fill: impl FnOnce(&mut [u8]) -> Result<(), E>) -> Result<Self, E> {
         let mut words = vec![0_u64; len.div_ceil(8)];
         fill(&mut bytemuck::cast_slice_mut(&mut words)[..len])?;
-        Ok(Self {
-            owner: Arc::new(AlignedBytes { words, len }),
-            range: 0..len,
-        })
+        Ok(Self { owner: Arc::new(AlignedBytes { words, len }), range: 0..len })
     }
 
     /// The bytes.
@@ -102,10 +99,7 @@ pub struct MatrixError {
 enum Storage {
     F32(SharedBytes),
     Bf16(SharedBytes),
-    Mxfp4 {
-        packed: SharedBytes,
-        scales: SharedBytes,
-    },
+    Mxfp4 { packed: SharedBytes, scales: SharedBytes },
 }
 
 /// A weight matrix \[rows, columns\] in its stored type.
@@ -129,14 +123,7 @@ impl Matrix {
         if got == expected {
             return Ok(());
         }
-        Err(MatrixError {
-            rows,
-            columns,
-            kind,
-            what,
-            expected,
-            got,
-        })
+        Err(MatrixError { rows, columns, kind, what, expected, got })
     }
 
     /// An F32 matrix from little-endian bytes \[rows, columns\].
@@ -144,18 +131,8 @@ impl Matrix {
     /// # Errors
     /// Another number of bytes than the shape needs.
     pub fn f32(rows: usize, columns: usize, values: SharedBytes) -> Result<Self, MatrixError> {
-        Self::check(
-            (rows, columns),
-            "F32",
-            "values",
-            rows * columns * 4,
-            &values,
-        )?;
-        Ok(Self {
-            rows,
-            columns,
-            storage: Storage::F32(values),
-        })
+        Self::check((rows, columns), "F32", "values", rows * columns * 4, &values)?;
+        Ok(Self { rows, columns, storage: Storage::F32(values) })
     }
 
     /// A BF16 matrix from little-endian bytes \[rows, columns\].
@@ -163,18 +140,8 @@ impl Matrix {
     /// # Errors
     /// Another number of bytes than the shape needs.
     pub fn bf16(rows: usize, columns: usize, values: SharedBytes) -> Result<Self, MatrixError> {
-        Self::check(
-            (rows, columns),
-            "BF16",
-            "values",
-            rows * columns * 2,
-            &values,
-        )?;
-        Ok(Self {
-            rows,
-            columns,
-            storage: Storage::Bf16(values),
-        })
+        Self::check((rows, columns), "BF16", "values", rows * columns * 2, &values)?;
+        Ok(Self { rows, columns, storage: Storage::Bf16(values) })
     }
 
     /// An MXFP4 matrix from codes \[rows, columns/2\] and scale bytes \[rows, columns/32\].
@@ -193,20 +160,9 @@ impl Matrix {
         Self::check((rows, columns), "MXFP4", "scales", rows * groups, &scales)?;
         if !columns.is_multiple_of(mxfp4::GROUP_COLUMNS) {
             let (kind, what, got) = ("MXFP4", "codes (whole groups)", rows * columns / 2);
-            return Err(MatrixError {
-                rows,
-                columns,
-                kind,
-                what,
-                expected: code_bytes,
-                got,
-            });
+            return Err(MatrixError { rows, columns, kind, what, expected: code_bytes, got });
         }
-        Ok(Self {
-            rows,
-            columns,
-            storage: Storage::Mxfp4 { packed, scales },
-        })
+        Ok(Self { rows, columns, storage: Storage::Mxfp4 { packed, scales } })
     }
 
     /// An F32 matrix from numbers, row by row.
@@ -214,11 +170,7 @@ impl Matrix {
     /// # Errors
     /// Another number of values than the shape needs.
     pub fn from_f32(rows: usize, columns: usize, values: &[f32]) -> Result<Self, MatrixError> {
-        Self::f32(
-            rows,
-            columns,
-            SharedBytes::copy_of(bytemuck::cast_slice(values)),
-        )
+        Self::f32(rows, columns, SharedBytes::copy_of(bytemuck::cast_slice(values)))
     }
 
     /// Number of rows (outputs).
@@ -239,16 +191,11 @@ impl Matrix {
         let values = match &self.storage {
             Storage::F32(values) => Values::F32(values.cast()),
             Storage::Bf16(values) => Values::Bf16(values.cast()),
-            Storage::Mxfp4 { packed, scales } => Values::Mxfp4 {
-                packed: packed.bytes(),
-                scales: scales.bytes(),
-            },
+            Storage::Mxfp4 { packed, scales } => {
+                Values::Mxfp4 { packed: packed.bytes(), scales: scales.bytes() }
+            }
         };
-        MatrixRef {
-            rows: self.rows,
-            columns: self.columns,
-            values,
-        }
+        MatrixRef { rows: self.rows, columns: self.columns, values }
     }
 
     /// Row and group of the first NaN scale byte (Q4), for MXFP4.
@@ -325,11 +272,7 @@ impl<'a> MatrixRef<'a> {
                 }
             }
         };
-        Self {
-            rows: rows.len(),
-            columns,
-            values,
-        }
+        Self { rows: rows.len(), columns, values }
     }
 }
 
@@ -354,12 +297,8 @@ mod tests {
     #[test]
     fn a_nan_scale_is_named_and_poisons_its_row() {
         let scales = [127, 127, 127, 255, 127, 127];
-        let matrix = Matrix::mxfp4(
-            3,
-            64,
-            SharedBytes::copy_of(&[0x11; 96]),
-            SharedBytes::copy_of(&scales),
-        );
+        let matrix =
+            Matrix::mxfp4(3, 64, SharedBytes::copy_of(&[0x11; 96]), SharedBytes::copy_of(&scales));
         let matrix = matrix.unwrap();
         assert_eq!(matrix.first_nan_scale(), Some((1, 1)));
         let sum = |row| row_sum(matrix.view().row(row), &[1.0; 64]);

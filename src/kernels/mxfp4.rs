@@ -12,9 +12,8 @@ pub const GROUP_COLUMNS: usize = 32;
 /// The scale byte that means NaN.
 pub const NAN_SCALE: u8 = 255;
 /// Values of the sixteen codes (Q1): sign bit 3, two exponent bits, one mantissa bit.
-pub const CODE_VALUES: [f64; 16] = [
-    0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0,
-];
+pub const CODE_VALUES: [f64; 16] =
+    [0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0];
 
 /// 2^(byte − 127), exact; NaN for 255 (Q3, Q4).
 #[inline(always)]
@@ -37,11 +36,7 @@ pub fn first_nan_scale(scales: &[u8]) -> Option<usize> {
 #[must_use]
 pub fn code(packed: &[u8], column: usize) -> u8 {
     let byte = packed[column / 2];
-    if column.is_multiple_of(2) {
-        byte & 0x0F
-    } else {
-        byte >> 4
-    }
+    if column.is_multiple_of(2) { byte & 0x0F } else { byte >> 4 }
 }
 
 /// Decodes one packed row: `packed` \[columns/2\], `scales` \[columns/32\], `out` \[columns\].
@@ -67,10 +62,7 @@ mod tests {
         assert_eq!(scale_value(253), 2.0_f64.powi(126));
         assert_eq!(scale_value(254), 2.0_f64.powi(127));
         assert!(scale_value(255).is_nan());
-        assert_eq!(
-            (0..=254).filter(|&b| !scale_value(b).is_finite()).count(),
-            0
-        );
+        assert_eq!((0..=254).filter(|&b| !scale_value(b).is_finite()).count(), 0);
         assert_eq!(first_nan_scale(&[0, 254, 255, 255]), Some(2));
         assert_eq!(first_nan_scale(&[0, 254, 128]), None);
     }
@@ -98,11 +90,7 @@ mod tests {
             for code in 0..16 {
                 let sign = if code < 8 { 1.0_f64 } else { -1.0 };
                 let value = sign * expected[code % 8] * power;
-                assert_eq!(
-                    out[code].to_bits(),
-                    value.to_bits(),
-                    "code {code} scale {scale}"
-                );
+                assert_eq!(out[code].to_bits(), value.to_bits(), "code {code} scale {scale}");
             }
         }
         decode_row(&packed, &[255], &mut out);

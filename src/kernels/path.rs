@@ -51,9 +51,7 @@ impl KernelPath {
     /// The path of that name, if this processor has it.
     #[must_use]
     pub fn named(name: &str) -> Option<Self> {
-        Self::available()
-            .into_iter()
-            .find(|path| path.name() == name)
+        Self::available().into_iter().find(|path| path.name() == name)
     }
 
     /// The name in reports.

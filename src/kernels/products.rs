@@ -39,28 +39,12 @@ pub struct RowBlock<'a> {
 #[must_use]
 pub fn row_blocks<'a>(products: Vec<Product<'a>>, threads: &Threads) -> Vec<RowBlock<'a>> {
     let mut blocks = Vec::new();
-    for (
-        product,
-        Product {
-            matrix,
-            vectors,
-            out,
-        },
-    ) in products.into_iter().enumerate()
-    {
+    for (product, Product { matrix, vectors, out }) in products.into_iter().enumerate() {
         let rows = matrix.rows();
         let tokens = vectors.len() / matrix.columns();
-        assert_eq!(
-            vectors.len(),
-            tokens * matrix.columns(),
-            "inputs of a matrix product"
-        );
+        assert_eq!(vectors.len(), tokens * matrix.columns(), "inputs of a matrix product");
         assert_eq!(out.len(), tokens * rows, "outputs of a matrix product");
-        let parts = if threads.count() == 1 {
-            1
-        } else {
-            4 * threads.count()
-        };
+        let parts = if threads.count() == 1 { 1 } else { 4 * threads.count() };
         // Whole cache lines of output per block, so that threads do not write into one line.
         let block_rows = rows.div_ceil(parts).next_multiple_of(16);
         let mut rest: Vec<&mut [f32]> = out.chunks_exact_mut(rows.max(1)).collect();
@@ -74,12 +58,7 @@ pub fn row_blocks<'a>(products: Vec<Product<'a>>, threads: &Threads) -> Vec<RowB
                 *rest = tail;
             }
             let matrix = matrix.range(first..last);
-            blocks.push(RowBlock {
-                product,
-                matrix,
-                vectors,
-                out,
-            });
+            blocks.push(RowBlock { product, matrix, vectors, out });
             first = last;
         }
     }
@@ -103,12 +82,7 @@ pub fn products(path: KernelPath, threads: &Threads, products: Vec<Product<'_>>)
     }
     let blocks = row_blocks(products, threads);
     threads.for_each(blocks, &|block| {
-        let RowBlock {
-            product,
-            matrix,
-            vectors,
-            mut out,
-        } = block;
+        let RowBlock { product, matrix, vectors, mut out } = block;
         let prepared = prepared_of.get(product).map(|&index| &prepared[index]);
         let mut emit = |row: usize, token: usize, sum| out[token][row] = round_to_f32(sum);
         block_sums(path, &matrix, (vectors, prepared), &mut emit);
@@ -168,9 +142,7 @@ mod tests {
     fn wide(n: usize, seed: u64) -> Vec<f32> {
         let mut state = seed;
         let mut next = || {
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(99);
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(99);
             (state >> 32) as u32
         };
         let value = |r: u32| f32::from_bits((r & 0x807F_FFFF) | (87 + (r >> 23) % 80) << 23);
@@ -179,16 +151,13 @@ mod tests {
 
     fn bf16(rows: usize, columns: usize) -> Matrix {
         let bits = wide(rows * columns, 3).into_iter();
-        let bytes: Vec<u8> = bits
-            .flat_map(|w| ((w.to_bits() >> 16) as u16).to_le_bytes())
-            .collect();
+        let bytes: Vec<u8> =
+            bits.flat_map(|w| ((w.to_bits() >> 16) as u16).to_le_bytes()).collect();
         Matrix::bf16(rows, columns, SharedBytes::copy_of(&bytes)).unwrap()
     }
 
     fn mxfp4(rows: usize, columns: usize, scales: impl Fn(usize) -> u8) -> Matrix {
-        let codes: Vec<u8> = (0..rows * columns / 2)
-            .map(|i| (i * 37 + i / 9) as u8)
-            .collect();
+        let codes: Vec<u8> = (0..rows * columns / 2).map(|i| (i * 37 + i / 9) as u8).collect();
         let scales: Vec<u8> = (0..rows * columns / 32).map(scales).collect();
         let (codes, scales) = (SharedBytes::copy_of(&codes), SharedBytes::copy_of(&scales));
         Matrix::mxfp4(rows, columns, codes, scales).unwrap()
@@ -200,22 +169,14 @@ mod tests {
         let bits = |path| -> Vec<u64> {
             let sums = sums_before_rounding(path, matrix.view(), &x);
             let bits = |sum: f64| {
-                if sum.is_nan() {
-                    u64::MAX
-                } else {
-                    sum.to_bits()
-                }
+                if sum.is_nan() { u64::MAX } else { sum.to_bits() }
             };
             sums.into_iter().map(bits).collect()
         };
         let expected = bits(KernelPath::SCALAR);
         for path in KernelPath::available() {
             let shape = (matrix.rows(), matrix.columns(), tokens);
-            assert!(
-                bits(path) == expected,
-                "{} differs on {shape:?}",
-                path.name()
-            );
+            assert!(bits(path) == expected, "{} differs on {shape:?}", path.name());
         }
     }
 
@@ -228,10 +189,7 @@ mod tests {
                     check(&bf16(rows, columns), tokens);
                 }
                 for groups in 1..=3 {
-                    check(
-                        &mxfp4(rows, 32 * groups, |i| 100 + (i * 7 % 50) as u8),
-                        tokens,
-                    );
+                    check(&mxfp4(rows, 32 * groups, |i| 100 + (i * 7 % 50) as u8), tokens);
                 }
             }
         }
@@ -268,16 +226,8 @@ mod tests {
                     let (mut out, mut again) = (vec![0.0; 3 * rows], vec![0.0; 3 * rows]);
                     let view = matrix.view();
                     let twice = vec![
-                        Product {
-                            matrix: view,
-                            vectors: &x,
-                            out: &mut out,
-                        },
-                        Product {
-                            matrix: view,
-                            vectors: &x,
-                            out: &mut again,
-                        },
+                        Product { matrix: view, vectors: &x, out: &mut out },
+                        Product { matrix: view, vectors: &x, out: &mut again },
                     ];
                     products(path, &threads, twice);
                     for (place, out) in out.iter().enumerate() {

@@ -6,8 +6,5 @@
 /// norm.w ⊙ proj.w, each product rounded to f32 once.
 #[must_use]
 pub fn fold(norm: &[f32], projection: &[f32]) -> Vec<f32> {
-    norm.iter()
-        .zip(projection)
-        .map(|(norm, projection)| norm * projection)
-        .collect()
+    norm.iter().zip(projection).map(|(norm, projection)| norm * projection).collect()
 }

@@ -18,21 +18,14 @@ pub struct NanScore {
 /// # Errors
 /// A biased score that is NaN.
 pub fn select(scores: &[f32], bias: &[f32], top_k: usize) -> Result<Vec<usize>, NanScore> {
-    let biased: Vec<f32> = scores
-        .iter()
-        .zip(bias)
-        .map(|(score, bias)| score + bias)
-        .collect();
+    let biased: Vec<f32> = scores.iter().zip(bias).map(|(score, bias)| score + bias).collect();
     if let Some(expert) = biased.iter().position(|score| score.is_nan()) {
         return Err(NanScore { expert });
     }
     let mut order: Vec<usize> = (0..biased.len()).collect();
     // Larger first, then lower index; no NaN is left, and −0 equals +0 as in any comparison.
     let before = |a: &usize, b: &usize| {
-        biased[*b]
-            .partial_cmp(&biased[*a])
-            .unwrap_or(std::cmp::Ordering::Equal)
-            .then(a.cmp(b))
+        biased[*b].partial_cmp(&biased[*a]).unwrap_or(std::cmp::Ordering::Equal).then(a.cmp(b))
     };
     if top_k < order.len() {
         order.select_nth_unstable_by(top_k, before);
@@ -71,10 +64,7 @@ pub fn weights(scores: &[f32], ids: &[usize], weighting: Weighting) -> Vec<f32> 
 mod tests {
     use super::*;
 
-    const PLAIN: Weighting = Weighting {
-        renormalise: true,
-        scaling_factor: 1.0,
-    };
+    const PLAIN: Weighting = Weighting { renormalise: true, scaling_factor: 1.0 };
 
     /// A10: a bias that leaks into the weights gives 0.7 and 0.3.
     #[test]
@@ -135,16 +125,10 @@ mod tests {
     /// E4, E5: one expert is not renormalised; scaling comes after.
     #[test]
     fn weights_follow_top_k_and_scaling() {
-        let weighting = Weighting {
-            renormalise: true,
-            scaling_factor: 2.0,
-        };
+        let weighting = Weighting { renormalise: true, scaling_factor: 2.0 };
         assert_eq!(weights(&[0.25, 0.75], &[0], weighting), [0.5]);
         assert_eq!(weights(&[0.25, 0.75], &[0, 1], weighting), [0.5, 1.5]);
-        let plain = Weighting {
-            renormalise: false,
-            scaling_factor: 2.0,
-        };
+        let plain = Weighting { renormalise: false, scaling_factor: 2.0 };
         assert_eq!(weights(&[0.25, 0.75], &[0, 1], plain), [0.5, 1.5]);
         // All scores zero: 1e-20 in the divisor keeps the weights at zero.
         assert_eq!(weights(&[0.0, 0.0], &[0, 1], PLAIN), [0.0, 0.0]);

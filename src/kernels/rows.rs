@@ -153,9 +153,7 @@ mod tests {
     fn pattern(n: usize, seed: u64) -> Vec<u64> {
         let mut state = seed;
         let mut next = || {
-            state = state
-                .wrapping_mul(6_364_136_223_846_793_005)
-                .wrapping_add(1);
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1);
             state >> 24
         };
         (0..n).map(|_| next()).collect()
@@ -180,17 +178,9 @@ mod tests {
             let w = wide(n, 11);
             let bits: Vec<u16> = w.iter().map(|&value| bf16::round(value)).collect();
             let expected = plain_sum(Row::F32(&w), &x);
-            assert_eq!(
-                row_sum(Row::F32(&w), &x).to_bits(),
-                expected.to_bits(),
-                "f32 {n}"
-            );
+            assert_eq!(row_sum(Row::F32(&w), &x).to_bits(), expected.to_bits(), "f32 {n}");
             let expected = plain_sum(Row::Bf16(&bits), &x);
-            assert_eq!(
-                row_sum(Row::Bf16(&bits), &x).to_bits(),
-                expected.to_bits(),
-                "bf16 {n}"
-            );
+            assert_eq!(row_sum(Row::Bf16(&bits), &x).to_bits(), expected.to_bits(), "bf16 {n}");
         }
     }
 
@@ -202,23 +192,15 @@ mod tests {
             for seed in 0..17 {
                 let n = groups * 32;
                 let packed: Vec<u8> = pattern(n / 2, seed + 3).iter().map(|&r| r as u8).collect();
-                let scales: Vec<u8> = pattern(groups, seed + 5)
-                    .iter()
-                    .map(|&r| 90 + (r % 60) as u8)
-                    .collect();
-                let row = Row::Mxfp4 {
-                    packed: &packed,
-                    scales: &scales,
-                };
+                let scales: Vec<u8> =
+                    pattern(groups, seed + 5).iter().map(|&r| 90 + (r % 60) as u8).collect();
+                let row = Row::Mxfp4 { packed: &packed, scales: &scales };
                 let x = wide(n, seed);
                 let mut decoded = vec![0.0; n];
                 mxfp4::decode_row(&packed, &scales, &mut decoded);
                 let narrow: Vec<f32> = decoded.iter().map(|&value| value as f32).collect();
                 assert_eq!(row_sum(row, &x).to_bits(), plain_sum(row, &x).to_bits());
-                assert_eq!(
-                    row_sum(row, &x).to_bits(),
-                    row_sum_f32(&narrow, &x).to_bits()
-                );
+                assert_eq!(row_sum(row, &x).to_bits(), row_sum_f32(&narrow, &x).to_bits());
             }
         }
     }
@@ -240,15 +222,9 @@ mod tests {
     fn extreme_scales_neither_overflow_nor_vanish() {
         let packed = [0x77_u8; 16];
         let x = [f32::from_bits(1); 32];
-        let row = Row::Mxfp4 {
-            packed: &packed,
-            scales: &[254],
-        };
+        let row = Row::Mxfp4 { packed: &packed, scales: &[254] };
         assert_eq!(row_sum(row, &x), 192.0 * 2.0_f64.powi(127 - 149));
-        let row = Row::Mxfp4 {
-            packed: &packed,
-            scales: &[0],
-        };
+        let row = Row::Mxfp4 { packed: &packed, scales: &[0] };
         assert_eq!(row_sum(row, &x), 192.0 * 2.0_f64.powi(-127 - 149));
     }
 }

@@ -55,10 +55,7 @@ mod tests {
             exp_all(&mut exponentials);
             normalised_sum(
                 &exponentials,
-                Vectors::Strided {
-                    data: &identity,
-                    stride: n,
-                },
+                Vectors::Strided { data: &identity, stride: n },
                 &mut out,
             );
         }

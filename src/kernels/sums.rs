@@ -145,14 +145,7 @@ mod tests {
         let weights = [1e16_f32, 1.0, 1.0, -1e16];
         let ones = [1.0_f32; 4];
         let mut out = [9.0_f32];
-        weighted_sum(
-            &weights,
-            Vectors::Strided {
-                data: &ones,
-                stride: 1,
-            },
-            &mut out,
-        );
+        weighted_sum(&weights, Vectors::Strided { data: &ones, stride: 1 }, &mut out);
         let rising = ((f64::from(1e16_f32) + 1.0) + 1.0) - f64::from(1e16_f32);
         assert_eq!(f64::from(out[0]), rising);
         assert_eq!(scalar_sum(&weights), rising);
@@ -165,15 +158,7 @@ mod tests {
         let (ids, weights) = ([9, 2, 5], [-1e16_f32, 1e16, 1.0]);
         let ones = [1.0_f32; 3];
         let mut out = [9.0_f32];
-        expert_sum(
-            &ids,
-            &weights,
-            Vectors::Strided {
-                data: &ones,
-                stride: 1,
-            },
-            &mut out,
-        );
+        expert_sum(&ids, &weights, Vectors::Strided { data: &ones, stride: 1 }, &mut out);
         assert_eq!(out, [0.0]);
     }
 
@@ -183,14 +168,7 @@ mod tests {
         for width in [1, 31, 32, 33, 64, 130] {
             let data: Vec<f32> = (0..2 * width).map(|i| i as f32).collect();
             let mut out = vec![0.0; width];
-            weighted_sum(
-                &[2.0, 3.0],
-                Vectors::Strided {
-                    data: &data,
-                    stride: width,
-                },
-                &mut out,
-            );
+            weighted_sum(&[2.0, 3.0], Vectors::Strided { data: &data, stride: width }, &mut out);
             for (j, out) in out.iter().enumerate() {
                 assert_eq!(*out, (2 * j + 3 * (width + j)) as f32);
             }

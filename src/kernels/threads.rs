@@ -31,13 +31,8 @@ impl Threads {
             return Ok(Self { pool: None, count });
         }
         let builder = rayon::ThreadPoolBuilder::new().num_threads(count);
-        let pool = builder
-            .build()
-            .map_err(|source| ThreadsError { count, source })?;
-        Ok(Self {
-            pool: Some(pool),
-            count,
-        })
+        let pool = builder.build().map_err(|source| ThreadsError { count, source })?;
+        Ok(Self { pool: Some(pool), count })
     }
 
     /// Number of threads.

@@ -39,11 +39,7 @@ impl Extent {
     /// What there is time for.
     #[must_use]
     pub fn of(shape: &Shape) -> Self {
-        if shape.hidden <= Self::NARROW {
-            Self::Whole
-        } else {
-            Self::LastCall
-        }
+        if shape.hidden <= Self::NARROW { Self::Whole } else { Self::LastCall }
     }
 }
 
@@ -83,20 +79,11 @@ impl Again {
             source: checkpoint,
             operations: Arc::clone(&operations),
         };
-        let options = EngineOptions {
-            threads,
-            chunk_tokens,
-            mla_norm_eps: options.mla_norm_eps,
-        };
+        let options = EngineOptions { threads, chunk_tokens, mla_norm_eps: options.mla_norm_eps };
         let bench = Bench::new(operations, shape.clone(), Box::new(experts), options)?;
         let plural = if threads == 1 { "" } else { "s" };
         let way = format!("{what}, {} path, {threads} thread{plural}", path.name());
-        Ok(Self {
-            bench,
-            shape,
-            extent,
-            way,
-        })
+        Ok(Self { bench, shape, extent, way })
     }
 
     /// What is repeated and how, in words.
@@ -223,9 +210,7 @@ pub fn is_disagreement(error: &EngineError) -> bool {
 /// The row of a subject that came to an end where the other computation did not.
 pub fn fail(row: &mut LayerRow, error: &EngineError) {
     row.verdict = Verdict::Fail;
-    row.problem = Some(format!(
-        "computed again, it does not come to an end: {error}"
-    ));
+    row.problem = Some(format!("computed again, it does not come to an end: {error}"));
 }
 
 /// The last rows, as many as were computed again.

@@ -26,10 +26,7 @@ pub fn synthetic(
     // What is banked at layer k·block is the running sum before it.
     let pushed = (0..layer).step_by(block);
     let banks = pushed.map(|at| sum_before(seed, at, layers, [rows, width]));
-    Residual {
-        banks: banks.collect(),
-        sum: sum_before(seed, layer, layers, [rows, width]),
-    }
+    Residual { banks: banks.collect(), sum: sum_before(seed, layer, layers, [rows, width]) }
 }
 
 fn sum_before(seed: u64, layer: usize, layers: usize, [rows, width]: [usize; 2]) -> Rows {
@@ -39,9 +36,8 @@ fn sum_before(seed: u64, layer: usize, layers: usize, [rows, width]: [usize; 2])
     let mut sum = Rows::empty(width);
     for token in 0..rows {
         let scale = rms * 2f64.powi((token % 4) as i32 - 2);
-        let row: Vec<f64> = (0..width)
-            .map(|_| f64::from((scale * bell(&mut draws)) as f32))
-            .collect();
+        let row: Vec<f64> =
+            (0..width).map(|_| f64::from((scale * bell(&mut draws)) as f32)).collect();
         sum.push(&row);
     }
     sum
@@ -61,10 +57,7 @@ pub fn in_f32(residual: &Residual) -> Residual {
         width: rows.width,
         values: rows.values.iter().map(|v| f64::from(*v as f32)).collect(),
     };
-    Residual {
-        sum: round(&residual.sum),
-        banks: residual.banks.iter().map(round).collect(),
-    }
+    Residual { sum: round(&residual.sum), banks: residual.banks.iter().map(round).collect() }
 }
 
 #[cfg(test)]
@@ -83,10 +76,7 @@ mod tests {
         };
         assert!(largest(0) > 0.1 && largest(0) < 1.0, "{}", largest(0));
         assert!(largest(92) > 100.0, "{}", largest(92));
-        let (early, late) = (
-            synthetic(1, 13, 93, 12, [8, 64]),
-            synthetic(1, 90, 93, 12, [8, 64]),
-        );
+        let (early, late) = (synthetic(1, 13, 93, 12, [8, 64]), synthetic(1, 90, 93, 12, [8, 64]));
         assert_eq!(early.banks[..], late.banks[..2]);
         assert_ne!(synthetic(2, 13, 93, 12, [8, 64]), early);
     }

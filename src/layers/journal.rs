@@ -98,10 +98,7 @@ impl Journal {
     /// The file cannot be written.
     pub fn begin(folder: &Path, header: &Header) -> Result<Self, JournalError> {
         let path = folder.join(JOURNAL);
-        let io = |reason| JournalError::Io {
-            path: path.clone(),
-            reason,
-        };
+        let io = |reason| JournalError::Io { path: path.clone(), reason };
         let mut file = File::create(&path).map_err(io)?;
         write_line(&mut file, header).map_err(io)?;
         let chain = folder.join(CHAIN);
@@ -117,17 +114,12 @@ impl Journal {
     /// Every variant of [`JournalError`] but that of the chain.
     pub fn resume(folder: &Path, header: &Header) -> Result<(Self, Vec<Entry>), JournalError> {
         let path = folder.join(JOURNAL);
-        let io = |reason| JournalError::Io {
-            path: path.clone(),
-            reason,
-        };
+        let io = |reason| JournalError::Io { path: path.clone(), reason };
         let text = fs::read_to_string(&path).map_err(io)?;
         let mut lines = text.split_inclusive('\n');
         let first = lines.next().unwrap_or_default();
-        let before: Header = serde_json::from_str(first).map_err(|e| JournalError::Foreign {
-            path: path.clone(),
-            reason: e.to_string(),
-        })?;
+        let before: Header = serde_json::from_str(first)
+            .map_err(|e| JournalError::Foreign { path: path.clone(), reason: e.to_string() })?;
         if let Some(what) = difference(&before, header) {
             return Err(JournalError::OtherRun { path, what });
         }
@@ -152,10 +144,7 @@ impl Journal {
     pub fn add(&mut self, row: &LayerRow, seconds: f64) -> Result<(), JournalError> {
         let row = row.clone();
         let written = write_line(&mut self.file, &Entry { row, seconds });
-        written.map_err(|reason| JournalError::Io {
-            path: self.path.clone(),
-            reason,
-        })
+        written.map_err(|reason| JournalError::Io { path: self.path.clone(), reason })
     }
 }
 
@@ -168,22 +157,13 @@ fn write_line(file: &mut File, value: &impl Serialize) -> io::Result<()> {
 
 fn difference(before: &Header, now: &Header) -> Option<&'static str> {
     let pairs = [
-        (
-            "the program's version",
-            before.question.program != now.question.program,
-        ),
+        ("the program's version", before.question.program != now.question.program),
         ("what was asked", before.question != now.question),
         ("the part", before.part != now.part),
         ("the checkpoint", before.sources != now.sources),
-        (
-            "the reference's checkpoint",
-            before.reference_sources != now.reference_sources,
-        ),
+        ("the reference's checkpoint", before.reference_sources != now.reference_sources),
     ];
-    pairs
-        .into_iter()
-        .find(|(_, differs)| *differs)
-        .map(|(what, _)| what)
+    pairs.into_iter().find(|(_, differs)| *differs).map(|(what, _)| what)
 }
 
 /// Writes the chain under a temporary name, then renames.
@@ -202,18 +182,12 @@ pub fn write_chain(folder: &Path, chain: &Chain) -> Result<(), JournalError> {
         .iter()
         .map(|(_, rows)| rows.values.iter().flat_map(|v| v.to_le_bytes()).collect())
         .collect();
-    let refused = |reason: String| JournalError::Chain {
-        path: path.clone(),
-        reason,
-    };
+    let refused = |reason: String| JournalError::Chain { path: path.clone(), reason };
     let mut views = Vec::new();
     for ((name, rows), bytes) in streams.iter().zip(&bytes) {
         let shape = vec![rows.count(), rows.width];
         let view = TensorView::new(Dtype::F64, shape, bytes);
-        views.push((
-            name.clone(),
-            view.map_err(|error| refused(error.to_string()))?,
-        ));
+        views.push((name.clone(), view.map_err(|error| refused(error.to_string()))?));
     }
     let note = [("next_layer".to_owned(), chain.next.to_string())];
     let encoded = safetensors::serialize(views, Some(note.into_iter().collect()));
@@ -236,15 +210,9 @@ pub fn read_chain(folder: &Path) -> Result<Option<Chain>, JournalError> {
     let path = folder.join(CHAIN);
     let bytes = match fs::read(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        other => other.map_err(|reason| JournalError::Io {
-            path: path.clone(),
-            reason,
-        })?,
+        other => other.map_err(|reason| JournalError::Io { path: path.clone(), reason })?,
     };
-    let refused = |reason: String| JournalError::Chain {
-        path: path.clone(),
-        reason,
-    };
+    let refused = |reason: String| JournalError::Chain { path: path.clone(), reason };
     let (_, metadata) = SafeTensors::read_metadata(&bytes).map_err(|e| refused(e.to_string()))?;
     let notes = metadata.metadata().clone().unwrap_or_default();
     let next = notes.get("next_layer").and_then(|next| next.parse().ok());
@@ -260,15 +228,10 @@ pub fn read_chain(folder: &Path) -> Result<Option<Chain>, JournalError> {
         let width = view.shape()[1];
         streams.insert(name.to_owned(), Rows { width, values });
     }
-    let sum = streams
-        .remove("sum")
-        .ok_or_else(|| refused("no sum in it".to_owned()))?;
+    let sum = streams.remove("sum").ok_or_else(|| refused("no sum in it".to_owned()))?;
     let mut banks = Vec::new();
     while let Some(bank) = streams.remove(&format!("bank.{}", banks.len())) {
         banks.push(bank);
     }
-    Ok(Some(Chain {
-        next,
-        residual: Some(Residual { sum, banks }),
-    }))
+    Ok(Some(Chain { next, residual: Some(Residual { sum, banks }) }))
 }

@@ -47,11 +47,7 @@ pub struct Judge<'a> {
 
 impl Judge<'_> {
     fn basis(&self) -> Basis<'_> {
-        Basis {
-            config: self.config,
-            mla_norm_eps: self.mla_norm_eps,
-            arithmetic: self.arithmetic,
-        }
+        Basis { config: self.config, mla_norm_eps: self.mla_norm_eps, arithmetic: self.arithmetic }
     }
 
     /// The verdict over the stages of a row. None at all is nothing compared, unless only some
@@ -70,12 +66,7 @@ impl Judge<'_> {
     }
 
     fn pass_with<'p>(&'p self, formulas: &'p Formulas, hook: &'p dyn StageHook) -> Pass<'p> {
-        Pass {
-            config: self.config,
-            mla_norm_eps: self.mla_norm_eps,
-            formulas,
-            hook,
-        }
+        Pass { config: self.config, mla_norm_eps: self.mla_norm_eps, formulas, hook }
     }
 
     /// What the subject's activations are kept in.
@@ -142,12 +133,7 @@ impl Judge<'_> {
             let formulas = rounded_formulas(self.precision());
             let stored = RoundedStages(self.precision());
             weights.forward(&self.pass_with(&formulas, &stored), input, &mut floor);
-            Chain {
-                exact,
-                floor,
-                ties: Vec::new(),
-                after: input.clone(),
-            }
+            Chain { exact, floor, ties: Vec::new(), after: input.clone() }
         });
         let expected = [Stage::FinalMix, Stage::FinalNorm, Stage::Logits];
         let stages = self.rows(None, &expected, &local, dump, chain.as_ref());
@@ -211,10 +197,7 @@ impl Judge<'_> {
             weights.forward(&pass, &mut residual, 0, &mut state, &mut stages)?;
             Ok::<_, ReferenceError>((residual, stages))
         };
-        let rounded = Stored {
-            stages: RoundedStages(self.precision()),
-            choices: theirs.clone(),
-        };
+        let rounded = Stored { stages: RoundedStages(self.precision()), choices: theirs.clone() };
         let (_, floor) = run(&rounded_formulas(self.precision()), &rounded)?;
         let key = StageKey::layer(weights.index, Stage::RouterScores);
         let bias = match &weights.mlp {
@@ -228,23 +211,10 @@ impl Judge<'_> {
             seen: Mutex::default(),
         };
         let (after, exact) = run(&RELEASED, &follow)?;
-        let ties = follow
-            .seen
-            .into_inner()
-            .unwrap_or_else(PoisonError::into_inner)
-            .ties;
+        let ties = follow.seen.into_inner().unwrap_or_else(PoisonError::into_inner).ties;
         // What the next layer is fed owes the subject nothing: parts of a run then see one chain.
-        let after = if ties.is_empty() {
-            after
-        } else {
-            run(&RELEASED, &AsComputed)?.0
-        };
-        Ok(Chain {
-            exact,
-            floor,
-            ties,
-            after,
-        })
+        let after = if ties.is_empty() { after } else { run(&RELEASED, &AsComputed)?.0 };
+        Ok(Chain { exact, floor, ties, after })
     }
 
     /// The subject's choice of every token, where it is one.
@@ -252,10 +222,9 @@ impl Judge<'_> {
         let k = self.config.num_experts_per_token;
         let key = StageKey::layer(layer, Stage::RouterIds);
         match dump.tensors.get(&key).map(|tensor| &tensor.values) {
-            Some(StageValues::Ids(ids)) if ids.len() == rows * k => ids
-                .chunks_exact(k)
-                .map(|ids| as_experts(ids, self.config.num_experts))
-                .collect(),
+            Some(StageValues::Ids(ids)) if ids.len() == rows * k => {
+                ids.chunks_exact(k).map(|ids| as_experts(ids, self.config.num_experts)).collect()
+            }
             _ => vec![None; rows],
         }
     }
@@ -277,10 +246,7 @@ impl Judge<'_> {
             let Some(judged) = local.stages.iter().find(|judged| judged.key == key) else {
                 let skipped = local.skipped.iter().find(|skipped| skipped.key == key);
                 let lacking = skipped.map_or(key, |skipped| skipped.lacking);
-                return not_run(
-                    stage,
-                    format!("the dump has no {lacking} of the right size"),
-                );
+                return not_run(stage, format!("the dump has no {lacking} of the right size"));
             };
             let record = judged.judge(dump);
             let mut row = stage_row(stage, &record);
@@ -375,11 +341,7 @@ pub(super) fn element_of(extreme: &Extreme) -> Element {
 fn stage_row(stage: Stage, record: &Comparison) -> StageRow {
     StageRow {
         stage: stage.name().to_owned(),
-        verdict: if record.passed {
-            Verdict::Pass
-        } else {
-            Verdict::Fail
-        },
+        verdict: if record.passed { Verdict::Pass } else { Verdict::Fail },
         problem: record.problem.clone(),
         count: record.count,
         mismatches: record.mismatches,
@@ -400,16 +362,12 @@ fn real(dump: &StageDump, key: StageKey) -> &[f64] {
 }
 
 fn largest_of(values: &[f64]) -> f64 {
-    values
-        .iter()
-        .fold(0.0, |most: f64, value| most.max(value.abs()))
+    values.iter().fold(0.0, |most: f64, value| most.max(value.abs()))
 }
 
 fn largest(dump: &StageDump, key: StageKey) -> Option<f64> {
     let values = real(dump, key);
-    (!values.is_empty())
-        .then(|| largest_of(values))
-        .and_then(finite)
+    (!values.is_empty()).then(|| largest_of(values)).and_then(finite)
 }
 
 /// The two runs of the reference from the layer's input.

@@ -27,13 +27,9 @@ pub fn judge<O: Operations + ?Sized>(operations: &O) -> LayerRow {
 #[must_use]
 pub fn judge_on<O: Operations + ?Sized>(kernels: &KernelFixtures, operations: &O) -> LayerRow {
     let source = of_operations(operations);
-    let outcomes = KERNEL_GATES
-        .iter()
-        .map(|gate| (gate.kernel, kernels.judge(gate, &source)));
+    let outcomes = KERNEL_GATES.iter().map(|gate| (gate.kernel, kernels.judge(gate, &source)));
     let known = outcomes.filter(|(_, outcome)| outcome.verdict != GateVerdict::NotApplicable);
-    let stages: Vec<StageRow> = known
-        .map(|(kernel, outcome)| stage(kernel, &outcome))
-        .collect();
+    let stages: Vec<StageRow> = known.map(|(kernel, outcome)| stage(kernel, &outcome)).collect();
     let has = |verdict| stages.iter().any(|stage| stage.verdict == verdict);
     let verdict = if has(Verdict::Fail) {
         Verdict::Fail
@@ -42,12 +38,7 @@ pub fn judge_on<O: Operations + ?Sized>(kernels: &KernelFixtures, operations: &O
     } else {
         Verdict::Pass
     };
-    LayerRow {
-        verdict,
-        problem: None,
-        stages,
-        ..LayerRow::not_run(PLACE, None, String::new())
-    }
+    LayerRow { verdict, problem: None, stages, ..LayerRow::not_run(PLACE, None, String::new()) }
 }
 
 const PLACE: &str = "kernels";
@@ -66,10 +57,7 @@ fn stage(kernel: &str, outcome: &Outcome) -> StageRow {
         problem: (verdict != Verdict::Pass).then(|| outcome.summary.clone()),
         count: records().map(|record| record.count).sum(),
         mismatches: records().map(|record| record.mismatches).sum(),
-        ratio: records()
-            .filter_map(|record| record.ratio)
-            .reduce(f64::max)
-            .filter(is_finite),
+        ratio: records().filter_map(|record| record.ratio).reduce(f64::max).filter(is_finite),
         required: None,
         worst: None,
         first: None,

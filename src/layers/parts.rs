@@ -198,21 +198,11 @@ fn alike(
 ) -> Result<(), MergeError> {
     // A part sees its own shards only: whether all of them are those of a set that ships shows in
     // the whole.
-    let asked = |report: &LayersReport| Question {
-        ratchet: None,
-        ..report.question.clone()
-    };
+    let asked = |report: &LayersReport| Question { ratchet: None, ..report.question.clone() };
     let (ours, theirs) = (&asked(report), &asked(first));
     let same_count = report.part.map(|part| part.of) == first.part.map(|part| part.of);
-    let input = |q: &Question| {
-        (
-            q.input.clone(),
-            q.seed,
-            q.ids.clone(),
-            q.dump.clone(),
-            q.calls.clone(),
-        )
-    };
+    let input =
+        |q: &Question| (q.input.clone(), q.seed, q.ids.clone(), q.dump.clone(), q.calls.clone());
     let what = if report.schema != first.schema {
         Some("the schema".to_owned())
     } else if ours.program != theirs.program {
@@ -234,11 +224,9 @@ fn alike(
     };
     match what {
         None => Ok(()),
-        Some(what) => Err(MergeError::Differs {
-            file: file.to_owned(),
-            what,
-            first: first_file.to_owned(),
-        }),
+        Some(what) => {
+            Err(MergeError::Differs { file: file.to_owned(), what, first: first_file.to_owned() })
+        }
     }
 }
 
@@ -248,10 +236,7 @@ fn conflict(ours: &Sources, theirs: &Sources) -> Option<String> {
         return Some("the checkpoint's config.json".to_owned());
     }
     let differs = |(name, digest): &(&String, &String)| {
-        theirs
-            .shards
-            .get(*name)
-            .is_some_and(|other| other != *digest)
+        theirs.shards.get(*name).is_some_and(|other| other != *digest)
     };
     let shard = ours.shards.iter().find(differs);
     shard.map(|(name, _)| format!("the checkpoint's {name}"))
@@ -265,9 +250,7 @@ mod tests {
     #[test]
     fn parts_are_neighbours_and_even() {
         for (count, of) in [(93, 16), (13, 4), (4, 4), (2, 5), (1, 1)] {
-            let sizes: Vec<_> = (1..=of)
-                .map(|index| places(count, Part { index, of }))
-                .collect();
+            let sizes: Vec<_> = (1..=of).map(|index| places(count, Part { index, of })).collect();
             assert!(sizes.windows(2).all(|pair| pair[0].end == pair[1].start));
             assert_eq!((sizes[0].start, sizes[of - 1].end), (0, count));
             let lengths = || sizes.iter().map(ExactSizeIterator::len);
@@ -278,9 +261,7 @@ mod tests {
     #[test]
     fn a_part_is_typed_as_one_of_n() {
         assert_eq!("1/4".parse(), Ok(Part { index: 1, of: 4 }));
-        for wrong in [
-            "0/4", "5/4", "1", "/", "1/", "/4", "+1/4", "1/0", "a/b", "1/4/2", " 1/4",
-        ] {
+        for wrong in ["0/4", "5/4", "1", "/", "1/", "/4", "+1/4", "1/0", "a/b", "1/4/2", " 1/4"] {
             assert!(wrong.parse::<Part>().is_err(), "{wrong}");
         }
     }

@@ -73,10 +73,7 @@ impl FromStr for LayerRange {
             return Ok(Self { text, pieces: None });
         }
         let pieces: Result<Vec<_>, _> = text.split(',').map(|piece| parse(text, piece)).collect();
-        Ok(Self {
-            text: text.to_owned(),
-            pieces: Some(pieces?),
-        })
+        Ok(Self { text: text.to_owned(), pieces: Some(pieces?) })
     }
 }
 
@@ -87,10 +84,7 @@ impl fmt::Display for LayerRange {
 }
 
 fn parse(text: &str, piece: &str) -> Result<(usize, usize), RangeError> {
-    let wrong = || RangeError::Syntax {
-        text: text.to_owned(),
-        piece: piece.to_owned(),
-    };
+    let wrong = || RangeError::Syntax { text: text.to_owned(), piece: piece.to_owned() };
     let number = |digits: &str| {
         // `parse` takes a sign; a range does not.
         if digits.bytes().all(|byte| byte.is_ascii_digit()) {
@@ -124,21 +118,14 @@ impl LayerRange {
         for &(first, last) in pieces {
             if last >= layers {
                 let layer = last;
-                return Err(RangeError::NoSuchLayer {
-                    text: text(),
-                    layer,
-                    layers,
-                });
+                return Err(RangeError::NoSuchLayer { text: text(), layer, layers });
             }
             chosen.extend(first..=last);
         }
         chosen.sort_unstable();
         if let Some(pair) = chosen.windows(2).find(|pair| pair[0] == pair[1]) {
             let layer = pair[0];
-            return Err(RangeError::Twice {
-                text: text(),
-                layer,
-            });
+            return Err(RangeError::Twice { text: text(), layer });
         }
         Ok(chosen)
     }
@@ -161,22 +148,13 @@ mod tests {
         assert_eq!(layers("92..92"), Ok(vec![92]));
         assert_eq!(layers("91..92,0,3"), Ok(vec![0, 3, 91, 92]));
         for text in ["0..93", "0..94", "93", "0,93"] {
-            assert!(
-                matches!(layers(text), Err(RangeError::NoSuchLayer { .. })),
-                "{text}"
-            );
+            assert!(matches!(layers(text), Err(RangeError::NoSuchLayer { .. })), "{text}");
         }
         for text in ["5..3", "92..0"] {
-            assert!(
-                matches!(layers(text), Err(RangeError::Reversed { .. })),
-                "{text}"
-            );
+            assert!(matches!(layers(text), Err(RangeError::Reversed { .. })), "{text}");
         }
         for text in ["3,3", "0..5,5", "0..4,2..3"] {
-            assert!(
-                matches!(layers(text), Err(RangeError::Twice { .. })),
-                "{text}"
-            );
+            assert!(matches!(layers(text), Err(RangeError::Twice { .. })), "{text}");
         }
         for text in [
             "",
@@ -200,10 +178,7 @@ mod tests {
             "0..18446744073709551616",
             "\u{663}",
         ] {
-            assert!(
-                matches!(layers(text), Err(RangeError::Syntax { .. })),
-                "{text}"
-            );
+            assert!(matches!(layers(text), Err(RangeError::Syntax { .. })), "{text}");
         }
     }
 }

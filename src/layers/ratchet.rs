@@ -94,17 +94,13 @@ impl Recorded {
         for stage in &mut row.stages {
             let ratios = ratios_of(&self.name, row.layer, stage);
             let grown =
-                ratios
-                    .into_iter()
-                    .find_map(|(key, ratio)| match self.ratchet.ratios.get(&key) {
-                        None => Some(format!(
-                            "ratchet: {key} is at {ratio:.2e}, nothing is recorded"
-                        )),
-                        Some(before) if ratio > GROWTH * before.max(floor) => Some(format!(
-                            "ratchet: {key} grew from {before:.2e} to {ratio:.2e} of its budget"
-                        )),
-                        Some(_) => None,
-                    });
+                ratios.into_iter().find_map(|(key, ratio)| match self.ratchet.ratios.get(&key) {
+                    None => Some(format!("ratchet: {key} is at {ratio:.2e}, nothing is recorded")),
+                    Some(before) if ratio > GROWTH * before.max(floor) => Some(format!(
+                        "ratchet: {key} grew from {before:.2e} to {ratio:.2e} of its budget"
+                    )),
+                    Some(_) => None,
+                });
             if let (Some(line), Verdict::Pass) = (grown, stage.verdict) {
                 stage.verdict = Verdict::Fail;
                 stage.problem = Some(line);
@@ -142,9 +138,7 @@ fn ratios_of(run: &str, layer: Option<usize>, stage: &StageRow) -> Vec<(String, 
     let named = [(" (local)", stage.ratio), ("", chained)];
     let key = |kind: &str| format!("{run} {place}{}{kind}", stage.stage);
     let ratios = named.into_iter();
-    ratios
-        .filter_map(|(kind, ratio)| Some((key(kind), ratio?)))
-        .collect()
+    ratios.filter_map(|(kind, ratio)| Some((key(kind), ratio?))).collect()
 }
 
 /// The ratios of both recorded runs on every set, as they are now.
@@ -254,24 +248,15 @@ mod tests {
             Recorded { ratchet, name }
         };
         let local = "tiny/layers@engine chain layers.*.kda.q (local)";
-        let both = recorded(&[
-            (local, 0.1),
-            ("tiny/layers@engine chain layers.*.kda.q", 0.01),
-        ]);
+        let both = recorded(&[(local, 0.1), ("tiny/layers@engine chain layers.*.kda.q", 0.01)]);
         let verdict = |recorded: &Recorded, mut row: LayerRow| {
             recorded.judge(&mut row);
-            (
-                row.verdict,
-                row.stages[0].problem.clone().unwrap_or_default(),
-            )
+            (row.verdict, row.stages[0].problem.clone().unwrap_or_default())
         };
         assert_eq!(verdict(&both, row(0.39, 0.039)).0, Verdict::Pass);
         let (failed, line) = verdict(&both, row(0.41, 0.01));
         assert_eq!(failed, Verdict::Fail);
-        assert!(
-            line.contains("kda.q (local) grew from 1.00e-1 to 4.10e-1"),
-            "{line}"
-        );
+        assert!(line.contains("kda.q (local) grew from 1.00e-1 to 4.10e-1"), "{line}");
         assert_eq!(verdict(&both, row(0.1, 0.041)).0, Verdict::Fail);
         let (failed, line) = verdict(&recorded(&[(local, 0.1)]), row(0.1, 0.01));
         assert_eq!(failed, Verdict::Fail);

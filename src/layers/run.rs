@@ -217,10 +217,7 @@ impl<O: Operations + ?Sized + 'static> Run<'_, O> {
         let (mut row, after) = self.judge.layer(&weights, &before, &dump)?;
         hold(&mut row, &dump, again)?;
         if let (Input::Chain { chain, .. }, Some(after)) = (&mut self.input, after) {
-            *chain = Chain {
-                next: layer + 1,
-                residual: Some(after),
-            };
+            *chain = Chain { next: layer + 1, residual: Some(after) };
         }
         Ok(row)
     }
@@ -255,9 +252,7 @@ impl<O: Operations + ?Sized + 'static> Run<'_, O> {
             Subject::Engine(engine) => engine,
         };
         let Some(input) = complete(before) else {
-            return Ok(Err(
-                "the input dump lacks the running sum or a bank".to_owned()
-            ));
+            return Ok(Err("the input dump lacks the running sum or a bank".to_owned()));
         };
         let computed = match layer {
             Some(layer) => engine.layer(layer, &input, &self.calls)?,
@@ -303,10 +298,7 @@ impl<O: Operations + ?Sized + 'static> Run<'_, O> {
         }
         while chain.next < layer {
             if let Some(problem) = absent(&self.checkpoint, self.shape, Some(chain.next)) {
-                return Ok(Err(format!(
-                    "the chain stops before layer {}: {problem}",
-                    chain.next
-                )));
+                return Ok(Err(format!("the chain stops before layer {}: {problem}", chain.next)));
             }
             let weights = LayerWeights::load(&self.reader, &pass, chain.next)?;
             let mut state = weights.new_state(self.judge.config);
@@ -322,9 +314,7 @@ impl<O: Operations + ?Sized + 'static> Run<'_, O> {
         }
         let residual = chain.residual.as_ref().map(in_f32);
         let lost = || "the chain has not begun".to_owned();
-        Ok(residual
-            .map(|r| SubjectResidual::carried(&r))
-            .ok_or_else(lost))
+        Ok(residual.map(|r| SubjectResidual::carried(&r)).ok_or_else(lost))
     }
 }
 

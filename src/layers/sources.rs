@@ -81,10 +81,7 @@ pub fn sources(
         let name = name.to_string_lossy().into_owned();
         shards.insert(name, shard_identity(shard)?.to_string());
     }
-    Ok(Sources {
-        config: digest.iter().map(|byte| format!("{byte:02x}")).collect(),
-        shards,
-    })
+    Ok(Sources { config: digest.iter().map(|byte| format!("{byte:02x}")).collect(), shards })
 }
 
 /// Tensors of a layer, or of what opens and closes the model, that are not there, of how many.

@@ -57,23 +57,11 @@ impl<O: Operations + ?Sized + 'static> EngineSubject<O> {
             source: Arc::clone(&checkpoint),
             operations: Arc::clone(&operations),
         };
-        let bench = Bench::new(
-            Arc::clone(&operations),
-            shape.clone(),
-            Box::new(experts),
-            options,
-        )?;
+        let bench = Bench::new(Arc::clone(&operations), shape.clone(), Box::new(experts), options)?;
         let way = (operations.path(), options);
         let extent = Extent::of(&shape);
         let again = Again::new(shape.clone(), Arc::clone(&checkpoint), way, extent)?;
-        Ok(Self {
-            operations,
-            checkpoint,
-            shape,
-            bench,
-            options,
-            again,
-        })
+        Ok(Self { operations, checkpoint, shape, bench, options, again })
     }
 
     /// What it computes with.
@@ -127,8 +115,7 @@ impl<O: Operations + ?Sized + 'static> EngineSubject<O> {
             }
             let mut residual = rows_of(input, first..first + tokens);
             self.bench.begin_chunk();
-            self.bench
-                .layer(layer, &weights, &mut residual, &mut dump)?;
+            self.bench.layer(layer, &weights, &mut residual, &mut dump)?;
             self.fill_foreign_caches(layer, first + tokens);
             self.bench.end_chunk(tokens);
             if first == 0 && calls.len() > 1 {
@@ -137,10 +124,7 @@ impl<O: Operations + ?Sized + 'static> EngineSubject<O> {
             first += tokens;
         }
         let rows = calls[..repeated].iter().sum()..first;
-        Ok(Computed {
-            stages: dump,
-            again: self.again.layer(layer, &weights, (input, rows)),
-        })
+        Ok(Computed { stages: dump, again: self.again.layer(layer, &weights, (input, rows)) })
     }
 
     /// Feeds the last row of `input` to an empty state of its own, which must leave no trace in the
@@ -155,9 +139,7 @@ impl<O: Operations + ?Sized + 'static> EngineSubject<O> {
         let rows = input.sum.count();
         let mut residual = rows_of(input, rows - 1..rows);
         self.bench.begin_chunk();
-        let fed = self
-            .bench
-            .layer(layer, weights, &mut residual, &mut NoStages);
+        let fed = self.bench.layer(layer, weights, &mut residual, &mut NoStages);
         self.bench.end_chunk(1);
         self.bench.state = kept;
         fed
@@ -172,8 +154,7 @@ impl<O: Operations + ?Sized + 'static> EngineSubject<O> {
         let mut dump = StageDump::default();
         let mut first = 0;
         for &tokens in calls {
-            self.bench
-                .embed(&weights, &ids[first..first + tokens], &mut dump)?;
+            self.bench.embed(&weights, &ids[first..first + tokens], &mut dump)?;
             first += tokens;
         }
         Ok(dump)
@@ -193,10 +174,7 @@ impl<O: Operations + ?Sized + 'static> EngineSubject<O> {
             first += tokens;
         }
         let repeated = calls[..self.again.first_call(calls)].iter().sum();
-        Ok(Computed {
-            stages: dump,
-            again: self.again.closing(&weights, (input, repeated..first)),
-        })
+        Ok(Computed { stages: dump, again: self.again.closing(&weights, (input, repeated..first)) })
     }
 
     /// The empty state for this layer. Other layers' slots are never looked at by a right engine;
@@ -240,10 +218,7 @@ pub(super) fn rows_of(input: &Residual, range: Range<usize>) -> EngineResidual {
         let values = &rows.values[range.start * rows.width..range.end * rows.width];
         values.iter().map(|value| *value as f32).collect()
     };
-    EngineResidual {
-        running: part(&input.sum),
-        banks: input.banks.iter().map(part).collect(),
-    }
+    EngineResidual { running: part(&input.sum), banks: input.banks.iter().map(part).collect() }
 }
 
 /// A dump of named stages, by any engine.
@@ -329,27 +304,14 @@ impl DumpSubject {
         let Some((rows, _)) = rows else {
             return Err(DumpError::NoStage { path });
         };
-        Ok(Self {
-            dump,
-            precision,
-            rows,
-            unknown,
-        })
+        Ok(Self { dump, precision, rows, unknown })
     }
 
     /// The stages of one layer, or of the model.
     #[must_use]
     pub fn layer(&self, layer: Option<usize>) -> StageDump {
-        let of_layer = self
-            .dump
-            .tensors
-            .iter()
-            .filter(|(key, _)| key.layer == layer);
-        StageDump {
-            tensors: of_layer
-                .map(|(key, tensor)| (*key, tensor.clone()))
-                .collect(),
-        }
+        let of_layer = self.dump.tensors.iter().filter(|(key, _)| key.layer == layer);
+        StageDump { tensors: of_layer.map(|(key, tensor)| (*key, tensor.clone())).collect() }
     }
 
     /// The running sum and the banks before layer `layer` (or before the closing stages, for the
@@ -383,13 +345,7 @@ pub fn complete(before: &SubjectResidual) -> Option<Residual> {
         width: rows.width,
         values: rows.items.iter().map(|item| item.value).collect(),
     };
-    let banks: Option<Vec<Rows>> = before
-        .banks
-        .iter()
-        .map(|bank| bank.as_ref().ok().map(rows))
-        .collect();
-    Some(Residual {
-        sum: rows(before.sum.as_ref().ok()?),
-        banks: banks?,
-    })
+    let banks: Option<Vec<Rows>> =
+        before.banks.iter().map(|bank| bank.as_ref().ok().map(rows)).collect();
+    Some(Residual { sum: rows(before.sum.as_ref().ok()?), banks: banks? })
 }

@@ -150,11 +150,7 @@ impl Demand {
             }
             AttentionKind::Mla => shape.q_lora + shape.kv_lora,
         };
-        let mlp = if layer.dense {
-            0
-        } else {
-            shape.experts + shape.latent
-        };
+        let mlp = if layer.dense { 0 } else { shape.experts + shape.latent };
         4 * (4 * shape.hidden + attention + mlp) as u64
     }
 
@@ -184,20 +180,13 @@ impl Demand {
         let shape = &self.shape;
         let line = |name, bytes: u64, what: String| Component { name, bytes, what };
         let table = 2 * (shape.vocabulary * shape.hidden) as u64;
-        let (kda, mla) = (
-            shape.count(AttentionKind::Kda),
-            shape.count(AttentionKind::Mla),
-        );
+        let (kda, mla) = (shape.count(AttentionKind::Kda), shape.count(AttentionKind::Mla));
         let rows = self.logit_rows.max(1);
         let buffers = Workspace::bytes(shape, self.chunk_tokens) as u64;
         let logits = 4 * (rows * shape.vocabulary) as u64;
         let per_position = self.latent_bytes_per_position();
         let mut lines = vec![
-            line(
-                "program",
-                self.baseline_bytes,
-                "measured, rounded up".to_owned(),
-            ),
+            line("program", self.baseline_bytes, "measured, rounded up".to_owned()),
             line("index", self.index_bytes, "names and places".to_owned()),
         ];
         if self.tokenizer_bytes > 0 {
@@ -214,11 +203,7 @@ impl Demand {
             lines.push(line("head", table, what));
         }
         lines.extend([
-            line(
-                "recurrent state",
-                self.recurrent_bytes(),
-                counted(kda, "KDA layer"),
-            ),
+            line("recurrent state", self.recurrent_bytes(), counted(kda, "KDA layer")),
             line(
                 "latent cache",
                 per_position * self.positions as u64,
@@ -229,11 +214,7 @@ impl Demand {
                     shape.cache_width()
                 ),
             ),
-            line(
-                "buffers",
-                buffers,
-                format!("chunks of {} tokens", self.chunk_tokens),
-            ),
+            line("buffers", buffers, format!("chunks of {} tokens", self.chunk_tokens)),
             line("logits", logits, counted(rows, "row")),
         ]);
         lines
@@ -242,9 +223,7 @@ impl Demand {
     /// Sizes of layers as the pinned set is chosen by: buffer and what binding adds.
     fn held_layer_bytes(&self) -> Vec<u64> {
         let layers = self.layer_bytes.iter().enumerate();
-        layers
-            .map(|(layer, bytes)| bytes + self.bound_bytes(layer))
-            .collect()
+        layers.map(|(layer, bytes)| bytes + self.bound_bytes(layer)).collect()
     }
 
     /// Experts there are.
@@ -279,10 +258,7 @@ impl Demand {
         let (pinned, ring) = chosen.unwrap_or_else(|| {
             // Not even the slots fit: the least there is, to be refused with its number.
             let slot_bytes = sizes.iter().copied().max().unwrap_or(0);
-            let least = Pinned {
-                slot_bytes,
-                ..Pinned::default()
-            };
+            let least = Pinned { slot_bytes, ..Pinned::default() };
             (least, *rings.last().unwrap_or(&1))
         });
         let slots = asked_slots.unwrap_or_else(|| {
@@ -332,9 +308,8 @@ impl Demand {
     }
 
     fn asked_slots(&self, wishes: &Wishes) -> Option<usize> {
-        let by_bytes = wishes
-            .expert_bytes
-            .map(|bytes| (bytes / self.expert_slot_bytes.max(1)) as usize);
+        let by_bytes =
+            wishes.expert_bytes.map(|bytes| (bytes / self.expert_slot_bytes.max(1)) as usize);
         let slots = wishes.expert_slots.or(by_bytes)?;
         Some(slots.min(self.expert_count()))
     }
@@ -360,11 +335,7 @@ impl Demand {
             bytes: ring as u64 * pinned.slot_bytes,
             what: match ring {
                 0 => "no ring: every layer is pinned".to_owned(),
-                _ => format!(
-                    "{} of {}",
-                    counted(ring, "slot"),
-                    in_units(pinned.slot_bytes)
-                ),
+                _ => format!("{} of {}", counted(ring, "slot"), in_units(pinned.slot_bytes)),
             },
         });
         components.push(Component {
@@ -393,16 +364,10 @@ impl Demand {
         let trunk = trunk::least_bytes(&sizes, 1);
         let least = fixed_bytes + least_slots * self.expert_slot_bytes + trunk;
         let advice = if least <= limit {
-            format!(
-                "with less pinned and fewer slots {} would fit",
-                in_units(least)
-            )
+            format!("with less pinned and fewer slots {} would fit", in_units(least))
         } else {
-            let held = if self.streams_vocabulary {
-                ""
-            } else {
-                " with embedding and head in memory"
-            };
+            let held =
+                if self.streams_vocabulary { "" } else { " with embedding and head in memory" };
             format!(
                 "the least for this model and {} positions{held} is {}",
                 self.positions,

@@ -14,11 +14,7 @@ pub const ULTRA: &str = "ultra";
 /// The names on the command line, smallest first.
 #[must_use]
 pub fn names() -> Vec<&'static str> {
-    PRESETS
-        .iter()
-        .map(|preset| preset.name)
-        .chain([AUTO])
-        .collect()
+    PRESETS.iter().map(|preset| preset.name).chain([AUTO]).collect()
 }
 
 /// The preset of that name; `None` for `auto` and for unknown names.

@@ -39,15 +39,8 @@ pub fn choose(layer_bytes: &[u64], ring_slots: usize, budget_bytes: u64) -> Opti
             }
             layers.sort_unstable();
             let pinned_bytes = layers.iter().map(|&layer| layer_bytes[layer]).sum();
-            if best
-                .as_ref()
-                .is_none_or(|best| pinned_bytes > best.pinned_bytes)
-            {
-                best = Some(Pinned {
-                    layers,
-                    pinned_bytes,
-                    slot_bytes,
-                });
+            if best.as_ref().is_none_or(|best| pinned_bytes > best.pinned_bytes) {
+                best = Some(Pinned { layers, pinned_bytes, slot_bytes });
             }
         }
         must_bytes += slot_bytes;
@@ -76,11 +69,7 @@ pub fn prefix(layer_bytes: &[u64], ring_slots: usize, budget_bytes: u64) -> Opti
     let choice = |count: usize| {
         let pinned_bytes = layer_bytes[..count].iter().sum();
         let slot_bytes = layer_bytes[count..].iter().copied().max().unwrap_or(0);
-        Pinned {
-            layers: (0..count).collect(),
-            pinned_bytes,
-            slot_bytes,
-        }
+        Pinned { layers: (0..count).collect(), pinned_bytes, slot_bytes }
     };
     let fits = |pinned: &Pinned| {
         pinned.pinned_bytes + ring_slots as u64 * pinned.slot_bytes <= budget_bytes

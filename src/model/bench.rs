@@ -48,19 +48,8 @@ impl<O: Operations + ?Sized> Bench<O> {
         options: EngineOptions,
     ) -> Result<Self, EngineError> {
         let threads = Threads::new(options.threads)?;
-        let (work, state) = (
-            Workspace::new(&shape, options.chunk_tokens),
-            State::new(&shape),
-        );
-        Ok(Self {
-            operations,
-            shape,
-            threads,
-            experts,
-            options,
-            work,
-            state,
-        })
+        let (work, state) = (Workspace::new(&shape, options.chunk_tokens), State::new(&shape));
+        Ok(Self { operations, shape, threads, experts, options, work, state })
     }
 
     /// What every call begins with; before the first layer of a chunk.
@@ -87,11 +76,7 @@ impl<O: Operations + ?Sized> Bench<O> {
         let vocabulary = self.shape.vocabulary;
         for (position, &id) in ids.iter().enumerate() {
             if id as usize >= vocabulary {
-                return Err(EngineError::TokenId {
-                    id,
-                    position,
-                    vocabulary,
-                });
+                return Err(EngineError::TokenId { id, position, vocabulary });
             }
         }
         let mut stages = StageOutput { sink, layer: None };
@@ -124,10 +109,7 @@ impl<O: Operations + ?Sized> Bench<O> {
             position: self.state.position,
             layer: 0,
         };
-        let mut stages = StageOutput {
-            sink: &mut *sink,
-            layer: None,
-        };
+        let mut stages = StageOutput { sink: &mut *sink, layer: None };
         forward::close(&pass, weights, &mut self.work, &mut stages);
         let mut logits = vec![0.0; tokens * self.shape.vocabulary];
         let rows = 0..tokens;
@@ -139,10 +121,7 @@ impl<O: Operations + ?Sized> Bench<O> {
     fn enter(&mut self, residual: &Residual) -> usize {
         let tokens = residual.running.len() / self.shape.hidden;
         let buffers = &mut self.work.residual;
-        buffers
-            .running
-            .first_mut(tokens)
-            .copy_from_slice(&residual.running);
+        buffers.running.first_mut(tokens).copy_from_slice(&residual.running);
         for (index, bank) in residual.banks.iter().enumerate() {
             buffers.banks[index].first_mut(tokens).copy_from_slice(bank);
         }
@@ -158,25 +137,9 @@ impl<O: Operations + ?Sized> Bench<O> {
         part: impl FnOnce(&Pass<'_, O>, &mut State, &mut Workspace) -> Result<(), EngineError>,
     ) -> Result<Vec<f32>, EngineError> {
         let tokens = x.len() / self.shape.hidden;
-        self.work
-            .residual
-            .normed
-            .first_mut(tokens)
-            .copy_from_slice(x);
-        self.work
-            .residual
-            .mixed
-            .first_mut(tokens)
-            .copy_from_slice(x);
-        let Self {
-            operations,
-            shape,
-            threads,
-            experts,
-            options,
-            work,
-            state,
-        } = self;
+        self.work.residual.normed.first_mut(tokens).copy_from_slice(x);
+        self.work.residual.mixed.first_mut(tokens).copy_from_slice(x);
+        let Self { operations, shape, threads, experts, options, work, state } = self;
         let pass = Pass {
             operations: &**operations,
             shape,
@@ -203,10 +166,7 @@ impl<O: Operations + ?Sized> Bench<O> {
         x: &[f32],
     ) -> Result<Vec<f32>, EngineError> {
         self.run(layer, x, |pass, state, work| {
-            let mut stages = StageOutput {
-                sink: &mut NoStages,
-                layer: Some(layer),
-            };
+            let mut stages = StageOutput { sink: &mut NoStages, layer: Some(layer) };
             kda::forward(pass, layer_weights, weights, state, work, &mut stages)
         })
     }
@@ -223,10 +183,7 @@ impl<O: Operations + ?Sized> Bench<O> {
         x: &[f32],
     ) -> Result<Vec<f32>, EngineError> {
         self.run(layer, x, |pass, state, work| {
-            let mut stages = StageOutput {
-                sink: &mut NoStages,
-                layer: Some(layer),
-            };
+            let mut stages = StageOutput { sink: &mut NoStages, layer: Some(layer) };
             mla::forward(pass, layer_weights, weights, state, work, &mut stages)
         })
     }
@@ -242,10 +199,7 @@ impl<O: Operations + ?Sized> Bench<O> {
         x: &[f32],
     ) -> Result<Vec<f32>, EngineError> {
         self.run(layer, x, |pass, _, work| {
-            let mut stages = StageOutput {
-                sink: &mut NoStages,
-                layer: Some(layer),
-            };
+            let mut stages = StageOutput { sink: &mut NoStages, layer: Some(layer) };
             moe::forward(pass, weights, work, &mut stages)
         })
     }
@@ -268,21 +222,13 @@ impl<O: Operations + ?Sized> Bench<O> {
         let tokens = self.enter(residual);
         let x = residual.running.clone();
         self.run(layer, &x, |pass, state, work| {
-            let mut stages = StageOutput {
-                sink,
-                layer: Some(layer),
-            };
+            let mut stages = StageOutput { sink, layer: Some(layer) };
             decoder::forward(pass, weights, state, work, &mut stages)
         })?;
         let buffers = &self.work.residual;
-        residual
-            .running
-            .copy_from_slice(buffers.running.first(tokens));
+        residual.running.copy_from_slice(buffers.running.first(tokens));
         let banks = &buffers.banks[..buffers.filled];
-        residual.banks = banks
-            .iter()
-            .map(|bank| bank.first(tokens).to_vec())
-            .collect();
+        residual.banks = banks.iter().map(|bank| bank.first(tokens).to_vec()).collect();
         Ok(())
     }
 }

@@ -29,10 +29,7 @@ impl WeightSource for Checkpoint {
         if (info.dtype, info.shape) != (spec.dtype, spec.shape.as_slice()) {
             let expected = format!("{} {:?}", spec.dtype.name(), spec.shape);
             let got = format!("{} {:?}", info.dtype.name(), info.shape);
-            return Err(EngineError::source(
-                &spec.name,
-                Unfit::Other { expected, got },
-            ));
+            return Err(EngineError::source(&spec.name, Unfit::Other { expected, got }));
         }
         let read = |buffer: &mut [u8]| {
             // Side by side where the caller brings threads; nowhere is the global pool begun.

@@ -25,13 +25,7 @@ pub(super) fn forward<O: Operations + ?Sized>(
     if operations.attention_mixes(work.residual.filled) {
         let folded = operations.mixer(NormSite::AttentionMix, attention_mixer, mlp_mixer);
         let banks = work.residual.filled;
-        residual::mix(
-            pass,
-            NormSite::AttentionMix,
-            folded,
-            banks,
-            &mut work.residual,
-        );
+        residual::mix(pass, NormSite::AttentionMix, folded, banks, &mut work.residual);
     } else {
         residual::copy_running(t, &mut work.residual);
     }
@@ -40,12 +34,7 @@ pub(super) fn forward<O: Operations + ?Sized>(
         residual::bank(pass, &mut work.residual);
     }
     // 3. a = attention(RMSNorm(h)); s = a or s + a.
-    residual::norm(
-        pass,
-        NormSite::Input,
-        &weights.input_norm,
-        &mut work.residual,
-    );
+    residual::norm(pass, NormSite::Input, &weights.input_norm, &mut work.residual);
     stages.put(Stage::AttnMix, &[t, hidden], work.residual.mixed.first(t));
     stages.put(Stage::AttnNorm, &[t, hidden], work.residual.normed.first(t));
     match &weights.attention {
@@ -63,12 +52,7 @@ pub(super) fn forward<O: Operations + ?Sized>(
         residual::copy_running(t, &mut work.residual);
     }
     // 5. m = mlp(RMSNorm(h)); s = s + m.
-    residual::norm(
-        pass,
-        NormSite::PostAttention,
-        &weights.post_attention_norm,
-        &mut work.residual,
-    );
+    residual::norm(pass, NormSite::PostAttention, &weights.post_attention_norm, &mut work.residual);
     stages.put(Stage::MlpMix, &[t, hidden], work.residual.mixed.first(t));
     stages.put(Stage::MlpNorm, &[t, hidden], work.residual.normed.first(t));
     match &weights.mlp {

@@ -16,29 +16,12 @@ pub(super) fn forward<O: Operations + ?Sized>(
     let n = pass.tokens * weights.gate.rows();
     let (gate, up) = (&mut buffers.gate[..n], &mut buffers.up[..n]);
     let products = vec![
-        Product {
-            matrix: weights.gate.view(),
-            vectors: x,
-            out: gate,
-        },
-        Product {
-            matrix: weights.up.view(),
-            vectors: x,
-            out: up,
-        },
+        Product { matrix: weights.gate.view(), vectors: x, out: gate },
+        Product { matrix: weights.up.view(), vectors: x, out: up },
     ];
     pass.operations.products(pass.threads, products);
     let activated = &mut buffers.activated[..n];
-    pass.operations.situ(
-        &buffers.gate[..n],
-        &buffers.up[..n],
-        pass.shape.caps,
-        activated,
-    );
-    let product = Product {
-        matrix: weights.down.view(),
-        vectors: activated,
-        out,
-    };
+    pass.operations.situ(&buffers.gate[..n], &buffers.up[..n], pass.shape.caps, activated);
+    let product = Product { matrix: weights.down.view(), vectors: activated, out };
     pass.operations.products(pass.threads, vec![product]);
 }

@@ -132,9 +132,6 @@ pub enum EngineError {
 impl EngineError {
     /// Wraps an error of a tensor or expert source.
     pub fn source(what: &str, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
-        Self::Source {
-            what: what.to_owned(),
-            source: source.into(),
-        }
+        Self::Source { what: what.to_owned(), source: source.into() }
     }
 }

@@ -31,11 +31,7 @@ pub struct EngineOptions {
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        Self {
-            threads: 1,
-            chunk_tokens: 32,
-            mla_norm_eps: MLA_NORM_EPS,
-        }
+        Self { threads: 1, chunk_tokens: 32, mla_norm_eps: MLA_NORM_EPS }
     }
 }
 
@@ -79,8 +75,7 @@ pub(super) struct Pass<'a, O: ?Sized> {
 impl<O: Operations + ?Sized> Pass<'_, O> {
     /// ε of a norm.
     pub fn epsilon(&self, site: NormSite) -> f64 {
-        self.operations
-            .norm_epsilon(site, self.shape.rms_norm_eps, self.mla_norm_eps)
+        self.operations.norm_epsilon(site, self.shape.rms_norm_eps, self.mla_norm_eps)
     }
 }
 
@@ -115,15 +110,7 @@ impl<O: Operations + ?Sized> Engine<O> {
     ) -> Result<Self, EngineError> {
         let threads = Threads::new(options.threads)?;
         let (layers, experts) = sources;
-        Ok(Self {
-            shape,
-            weights,
-            layers,
-            experts,
-            threads,
-            options,
-            operations,
-        })
+        Ok(Self { shape, weights, layers, experts, threads, options, operations })
     }
 
     /// Widths and layers.
@@ -190,18 +177,10 @@ impl<O: Operations + ?Sized> Engine<O> {
         for (offset, &id) in ids.iter().enumerate() {
             if id as usize >= vocabulary {
                 let position = state.position + offset;
-                return Err(EngineError::TokenId {
-                    id,
-                    position,
-                    vocabulary,
-                });
+                return Err(EngineError::TokenId { id, position, vocabulary });
             }
         }
-        let wanted = if rows == LogitRows::All {
-            ids.len()
-        } else {
-            ids.len().min(1)
-        };
+        let wanted = if rows == LogitRows::All { ids.len() } else { ids.len().min(1) };
         let mut logits = vec![0.0; wanted * vocabulary];
         let mut first = 0;
         for chunk in ids.chunks(work.chunk_tokens) {
@@ -214,11 +193,7 @@ impl<O: Operations + ?Sized> Engine<O> {
                 LogitRows::Last if last == ids.len() => chunk.len() - 1..chunk.len(),
                 LogitRows::Last => 0..0,
             };
-            let out = if rows == LogitRows::All {
-                first * vocabulary
-            } else {
-                0
-            };
+            let out = if rows == LogitRows::All { first * vocabulary } else { 0 };
             let out = &mut logits[out..out + tokens.len() * vocabulary];
             self.head(work, state.position, tokens, out, sink)?;
             state.position += chunk.len();
@@ -317,18 +292,9 @@ pub(super) fn close<O: Operations + ?Sized>(
     } else {
         residual::copy_running(t, &mut work.residual);
     }
-    residual::norm(
-        pass,
-        NormSite::Final,
-        &weights.final_norm,
-        &mut work.residual,
-    );
+    residual::norm(pass, NormSite::Final, &weights.final_norm, &mut work.residual);
     stages.put(Stage::FinalMix, &[t, hidden], work.residual.mixed.first(t));
-    stages.put(
-        Stage::FinalNorm,
-        &[t, hidden],
-        work.residual.normed.first(t),
-    );
+    stages.put(Stage::FinalNorm, &[t, hidden], work.residual.normed.first(t));
 }
 
 /// Logits \[tokens, V\] of some tokens of the chunk that [`close`] left in `work`; refuses any
@@ -346,24 +312,14 @@ pub(super) fn head<O: Operations + ?Sized>(
     }
     let (hidden, vocabulary) = (pass.shape.hidden, pass.shape.vocabulary);
     let buffers = &work.residual;
-    let (normed, mixed) = (
-        buffers.normed.first(tokens.end),
-        buffers.mixed.first(tokens.end),
-    );
+    let (normed, mixed) = (buffers.normed.first(tokens.end), buffers.mixed.first(tokens.end));
     let vectors = &pass.operations.head_input(normed, mixed)[tokens.start * hidden..];
     let mut take = |rows: Range<usize>, matrix: MatrixRef<'_>| {
         let mut part = vec![0.0; tokens.len() * rows.len()];
         let whole = tokens.len() == 1 || rows.len() == vocabulary;
-        let target = if whole {
-            &mut out[rows.start..][..tokens.len() * rows.len()]
-        } else {
-            &mut part
-        };
-        let product = Product {
-            matrix,
-            vectors,
-            out: target,
-        };
+        let target =
+            if whole { &mut out[rows.start..][..tokens.len() * rows.len()] } else { &mut part };
+        let product = Product { matrix, vectors, out: target };
         pass.operations.products(pass.threads, vec![product]);
         if !whole {
             let rows_of = out.chunks_exact_mut(vocabulary);
@@ -379,11 +335,7 @@ pub(super) fn head<O: Operations + ?Sized>(
         let count = row.iter().filter(|logit| !logit.is_finite()).count();
         if count > 0 {
             let position = pass.position + token;
-            return Err(EngineError::NonFiniteLogits {
-                position,
-                count,
-                vocabulary,
-            });
+            return Err(EngineError::NonFiniteLogits { position, count, vocabulary });
         }
     }
     Ok(())
@@ -403,11 +355,7 @@ impl<O: Operations + ?Sized> EngineSequence<O> {
     #[must_use]
     pub fn new(engine: Arc<Engine<O>>) -> Self {
         let (work, state) = (engine.workspace(), engine.state());
-        Self {
-            engine,
-            work,
-            state,
-        }
+        Self { engine, work, state }
     }
 
     /// The engine.
@@ -441,11 +389,7 @@ impl<O: Operations + ?Sized> EngineSequence<O> {
     /// # Errors
     /// See [`Engine::feed_rows`].
     pub fn feed_last(&mut self, ids: &[u32]) -> Result<Vec<f32>, EngineError> {
-        let Self {
-            engine,
-            work,
-            state,
-        } = self;
+        let Self { engine, work, state } = self;
         engine.feed_rows(work, state, ids, LogitRows::Last, &mut NoStages)
     }
 }

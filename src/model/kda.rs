@@ -26,9 +26,7 @@ pub(super) fn forward<O: Operations + ?Sized>(
 ) -> Result<(), EngineError> {
     let t = pass.tokens;
     let slot = pass.shape.layers[pass.layer].slot;
-    let slot = pass
-        .operations
-        .kda_slot(&mut state.kda, slot, pass.position);
+    let slot = pass.operations.kda_slot(&mut state.kda, slot, pass.position);
     let buffers = &mut work.kda;
     project(pass, layer, weights, work.residual.normed.first(t), buffers);
     convolve(pass, weights, slot, buffers);
@@ -65,12 +63,9 @@ fn project<O: Operations + ?Sized>(
         (&weights.f_a, &mut buffers.low_rank),
         (&weights.b, &mut buffers.beta),
     ];
-    let products = outs
-        .into_iter()
-        .map(|(matrix, out)| product_of(matrix, x, t, out));
+    let products = outs.into_iter().map(|(matrix, out)| product_of(matrix, x, t, out));
     pass.operations.products(pass.threads, products.collect());
-    pass.operations
-        .between_low_rank(buffers.low_rank.first_mut(t));
+    pass.operations.between_low_rank(buffers.low_rank.first_mut(t));
     let z = product_of(&weights.f_b, buffers.low_rank.first(t), t, &mut buffers.z);
     pass.operations.products(pass.threads, vec![z]);
     for token in 0..t {
@@ -85,11 +80,7 @@ fn product_of<'a>(
     t: usize,
     out: &'a mut Rows,
 ) -> Product<'a> {
-    Product {
-        matrix: matrix.view(),
-        vectors,
-        out: out.first_mut(t),
-    }
+    Product { matrix: matrix.view(), vectors, out: out.first_mut(t) }
 }
 
 /// Convolution over time, SiLU, then norm and scale per head.
@@ -106,26 +97,22 @@ fn convolve<O: Operations + ?Sized>(
     for ((projection, input), out) in Projection::ALL.into_iter().zip(&buffers.inputs).zip(outs) {
         let history = operations.history_of(projection);
         let old = slot.convolution[history * history_len..][..history_len].to_vec();
-        let rows = out
-            .first_mut(pass.tokens)
-            .chunks_exact_mut(width)
-            .enumerate();
+        let rows = out.first_mut(pass.tokens).chunks_exact_mut(width).enumerate();
         work.push((projection, input, old, rows));
     }
-    pass.threads
-        .for_each(work, &|(projection, input, mut history, rows)| {
-            let taps = &weights.taps[projection as usize];
-            for (token, out) in rows {
-                let mut window: Vec<&[f32]> = history.chunks_exact(width).collect();
-                window.push(input.row(token));
-                operations.convolve(&window, taps, out);
-                operations.after_convolution(projection, out);
-                for head in out.chunks_exact_mut(pass.shape.kda_width) {
-                    operations.condition_head(projection, head);
-                }
-                operations.shift_history(&mut history, input.row(token));
+    pass.threads.for_each(work, &|(projection, input, mut history, rows)| {
+        let taps = &weights.taps[projection as usize];
+        for (token, out) in rows {
+            let mut window: Vec<&[f32]> = history.chunks_exact(width).collect();
+            window.push(input.row(token));
+            operations.convolve(&window, taps, out);
+            operations.after_convolution(projection, out);
+            for head in out.chunks_exact_mut(pass.shape.kda_width) {
+                operations.condition_head(projection, head);
             }
-        });
+            operations.shift_history(&mut history, input.row(token));
+        }
+    });
     for (projection, input) in Projection::ALL.into_iter().zip(&buffers.inputs) {
         let history = &mut slot.convolution[projection as usize * history_len..][..history_len];
         for token in 0..pass.tokens {
@@ -149,10 +136,7 @@ fn decay<O: Operations + ?Sized>(
         for (head, ((z, bias), out)) in heads.zip(biases).zip(out).enumerate() {
             pass.operations.log_decay(head, z, bias, gate, out);
         }
-        buffers
-            .alpha
-            .row_mut(token)
-            .copy_from_slice(buffers.log_decay.row(token));
+        buffers.alpha.row_mut(token).copy_from_slice(buffers.log_decay.row(token));
         pass.operations.exp_all(buffers.alpha.row_mut(token));
     }
 }
@@ -167,11 +151,7 @@ fn recur<O: Operations + ?Sized>(
     let projection = pass.shape.kda_projection();
     let mut outs: Vec<Vec<&mut [f32]>> = Vec::new();
     outs.resize_with(pass.shape.kda_heads, Vec::new);
-    for row in buffers
-        .output
-        .first_mut(pass.tokens)
-        .chunks_exact_mut(projection)
-    {
+    for row in buffers.output.first_mut(pass.tokens).chunks_exact_mut(projection) {
         for (head, out) in row.chunks_exact_mut(width).enumerate() {
             outs[head].push(out);
         }
@@ -203,14 +183,10 @@ fn gate<O: Operations + ?Sized>(
 ) {
     let width = pass.shape.kda_width;
     let epsilon = pass.epsilon(NormSite::KdaOutput);
-    let heads = buffers
-        .output
-        .first_mut(pass.tokens)
-        .chunks_exact_mut(width);
+    let heads = buffers.output.first_mut(pass.tokens).chunks_exact_mut(width);
     let gates = buffers.gate.first_mut(pass.tokens).chunks_exact_mut(width);
     for (o, gate) in heads.zip(gates) {
-        pass.operations
-            .kda_head_output(o, &weights.o_norm, epsilon, gate);
+        pass.operations.kda_head_output(o, &weights.o_norm, epsilon, gate);
     }
 }
 

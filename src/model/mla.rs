@@ -51,8 +51,7 @@ pub(super) fn forward<O: Operations + ?Sized>(
     let cache = pass.operations.latent_cache(&mut state.mla, slot);
     for token in 0..t {
         let row = buffers.cache_rows.row(token);
-        pass.operations
-            .cache_append(cache, pass.position + token, row);
+        pass.operations.cache_append(cache, pass.position + token, row);
     }
     check_length(pass, cache)?;
     attend_all(pass, weights, cache, buffers);
@@ -78,12 +77,7 @@ fn check_length<O: ?Sized>(pass: &Pass<'_, O>, cache: &LatentCache) -> Result<()
     if got == expected {
         return Ok(());
     }
-    Err(EngineError::LatentCache {
-        layer: pass.layer,
-        position: positions - 1,
-        expected,
-        got,
-    })
+    Err(EngineError::LatentCache { layer: pass.layer, position: positions - 1, expected, got })
 }
 
 /// Low-rank query, compressed row and gate.
@@ -107,16 +101,10 @@ fn project<O: Operations + ?Sized>(
     });
     operations.products(pass.threads, products.collect());
     for token in 0..t {
-        let (low, normed) = (
-            buffers.q_low.row(token),
-            buffers.q_low_normed.row_mut(token),
-        );
+        let (low, normed) = (buffers.q_low.row(token), buffers.q_low_normed.row_mut(token));
         let epsilon = pass.epsilon(NormSite::MlaQuery);
         operations.mla_query_norm(low, &weights.q_a_norm, epsilon, normed);
-        let (compressed, row) = (
-            buffers.compressed.row(token),
-            buffers.cache_rows.row_mut(token),
-        );
+        let (compressed, row) = (buffers.compressed.row(token), buffers.cache_rows.row_mut(token));
         let epsilon = pass.epsilon(NormSite::MlaLatent);
         operations.cache_row(compressed, &weights.kv_a_norm, epsilon, row);
     }
@@ -138,26 +126,13 @@ fn attend_all<O: Operations + ?Sized>(
     let shape = pass.shape;
     let query_width = shape.nope + shape.rope;
     let queries = buffers.q.first(pass.tokens).chunks_exact(query_width);
-    let outs = buffers
-        .output
-        .first_mut(pass.tokens)
-        .chunks_exact_mut(shape.v_width);
+    let outs = buffers.output.first_mut(pass.tokens).chunks_exact_mut(shape.v_width);
     let work: Vec<_> = queries.zip(outs).enumerate().collect();
     let kv_b = weights.kv_b.view();
     pass.threads.for_each(work, &|(place, (query, out))| {
-        let (head, position) = (
-            place % shape.mla_heads,
-            pass.position + place / shape.mla_heads,
-        );
+        let (head, position) = (place % shape.mla_heads, pass.position + place / shape.mla_heads);
         let rows = cache.rows.as_slice();
-        let head = HeadAttention {
-            shape,
-            head,
-            position,
-            query,
-            kv_b,
-            rows,
-        };
+        let head = HeadAttention { shape, head, position, query, kv_b, rows };
         pass.operations.attend(&head, out);
     });
 }
@@ -193,10 +168,7 @@ pub(super) fn attend_absorbed<O: Operations + ?Sized>(
     let score = |row| operations.row_product(Row::F32(row), &query) * scale;
     let mut scores: Vec<f32> = rows.chunks_exact(width).map(score).collect();
     let mut latent = vec![0.0; shape.kv_lora];
-    let vectors = Vectors::Strided {
-        data: rows,
-        stride: width,
-    };
+    let vectors = Vectors::Strided { data: rows, stride: width };
     operations.softmax_sum(&mut scores, vectors, &mut latent);
     let (_, values) = operations.kv_b_rows(shape, head.head);
     for (row, out) in values.zip(out) {
@@ -212,16 +184,8 @@ fn put<O: Operations + ?Sized>(
     let (t, shape) = (pass.tokens, pass.shape);
     let width = shape.cache_width();
     let rows = buffers.cache_rows.first(t);
-    stages.put(
-        Stage::MlaQ,
-        &[t, shape.mla_heads, shape.nope + shape.rope],
-        buffers.q.first(t),
-    );
+    stages.put(Stage::MlaQ, &[t, shape.mla_heads, shape.nope + shape.rope], buffers.q.first(t));
     stages.put_columns(Stage::MlaLatent, rows, width, 0..shape.kv_lora);
     stages.put_columns(Stage::MlaKRope, rows, width, shape.kv_lora..width);
-    stages.put(
-        Stage::MlaO,
-        &[t, shape.mla_heads, shape.v_width],
-        buffers.output.first(t),
-    );
+    stages.put(Stage::MlaO, &[t, shape.mla_heads, shape.v_width], buffers.output.first(t));
 }

@@ -114,11 +114,7 @@ impl Expert {
             let tensor = |kind: &str, columns: usize| {
                 let prefix = layer_prefix(layer);
                 let name = format!("{prefix}block_sparse_moe.experts.{id}.{matrix}.weight_{kind}");
-                let spec = TensorSpec {
-                    name,
-                    dtype: Dtype::U8,
-                    shape: vec![rows, columns],
-                };
+                let spec = TensorSpec { name, dtype: Dtype::U8, shape: vec![rows, columns] };
                 source.tensor(&spec).map(|bytes| (spec.name, bytes))
             };
             let (name, packed) = tensor("packed", columns / 2)?;
@@ -141,13 +137,7 @@ impl Expert {
     pub fn check_scales(&self, layer: usize, expert: usize) -> Result<(), EngineError> {
         for (matrix, weights) in [("w1", &self.w1), ("w2", &self.w2), ("w3", &self.w3)] {
             if let Some((row, group)) = weights.first_nan_scale() {
-                return Err(EngineError::NanScale {
-                    layer,
-                    expert,
-                    matrix,
-                    row,
-                    group,
-                });
+                return Err(EngineError::NanScale { layer, expert, matrix, row, group });
             }
         }
         Ok(())
@@ -200,11 +190,7 @@ pub(super) fn forward<O: Operations + ?Sized>(
             vectors: operations.router_input(normed, mixed),
             out: buffers.scores.first_mut(t),
         },
-        Product {
-            matrix: weights.down.view(),
-            vectors: normed,
-            out: buffers.latent.first_mut(t),
-        },
+        Product { matrix: weights.down.view(), vectors: normed, out: buffers.latent.first_mut(t) },
     ];
     operations.products(pass.threads, products);
     operations.router_scores(buffers.scores.first_mut(t));
@@ -214,26 +200,12 @@ pub(super) fn forward<O: Operations + ?Sized>(
     finish_routed(pass, weights, &choices, buffers);
     let shared_input = operations.shared_input(normed, mixed);
     let shared_out = buffers.shared.first_mut(t);
-    dense::forward(
-        pass,
-        &weights.shared,
-        shared_input,
-        &mut work.mlp,
-        shared_out,
-    );
+    dense::forward(pass, &weights.shared, shared_input, &mut work.mlp, shared_out);
     let out = work.residual.output.first_mut(t);
     operations.combine_moe(buffers.routed.first(t), buffers.shared.first(t), out);
-    stages.put(
-        Stage::MoeLatent,
-        &[t, shape.latent],
-        buffers.latent.first(t),
-    );
+    stages.put(Stage::MoeLatent, &[t, shape.latent], buffers.latent.first(t));
     stages.put(Stage::MoeSum, &[t, shape.latent], buffers.sum.first(t));
-    stages.put(
-        Stage::MoeShared,
-        &[t, shape.hidden],
-        buffers.shared.first(t),
-    );
+    stages.put(Stage::MoeShared, &[t, shape.hidden], buffers.shared.first(t));
     Ok(())
 }
 
@@ -253,9 +225,7 @@ fn choose<O: Operations + ?Sized>(
             expert: nan.expert,
         })?;
         let weighting = pass.shape.weighting;
-        let weights = pass
-            .operations
-            .routing_weights(scores, bias, &ids, weighting);
+        let weights = pass.operations.routing_weights(scores, bias, &ids, weighting);
         choices.push(Choice { ids, weights });
     }
     Ok(choices)
@@ -268,16 +238,8 @@ fn put_choices(
     stages: &mut StageOutput<'_>,
 ) {
     let t = choices.len();
-    stages.put(
-        Stage::RouterScores,
-        &[t, shape.experts],
-        buffers.scores.first(t),
-    );
-    let ids: Vec<i32> = choices
-        .iter()
-        .flat_map(|c| &c.ids)
-        .map(|&id| id as i32)
-        .collect();
+    stages.put(Stage::RouterScores, &[t, shape.experts], buffers.scores.first(t));
+    let ids: Vec<i32> = choices.iter().flat_map(|c| &c.ids).map(|&id| id as i32).collect();
     stages.put_ids(Stage::RouterIds, &[t, ids.len() / t], &ids);
     let weights: Vec<f32> = choices.iter().flat_map(|c| &c.weights).copied().collect();
     stages.put(Stage::RouterWeights, &[t, weights.len() / t], &weights);
@@ -315,30 +277,18 @@ fn run_batch<O: Operations + ?Sized>(
     buffers: &mut MoeBuffers,
 ) {
     let (operations, shape) = (pass.operations, pass.shape);
-    let pairs: Vec<Served> = groups
-        .iter()
-        .flat_map(|group| group.iter())
-        .copied()
-        .collect();
+    let pairs: Vec<Served> = groups.iter().flat_map(|group| group.iter()).copied().collect();
     for (row, (token, _)) in pairs.iter().enumerate() {
         let full = &normed[token * shape.hidden..(token + 1) * shape.hidden];
         let input = operations.expert_input(buffers.latent.row(*token), full);
-        buffers
-            .gathered
-            .row_mut(row)
-            .copy_from_slice(&input[..shape.latent]);
+        buffers.gathered.row_mut(row).copy_from_slice(&input[..shape.latent]);
     }
     let n = pairs.len();
     let w1 = experts.iter().map(|expert| &expert.w1);
     let w3 = experts.iter().map(|expert| &expert.w3);
     let gathered = buffers.gathered.first(n);
     let mut products = grouped(w1, groups, gathered, buffers.expert_gate.first_mut(n));
-    products.extend(grouped(
-        w3,
-        groups,
-        gathered,
-        buffers.expert_up.first_mut(n),
-    ));
+    products.extend(grouped(w3, groups, gathered, buffers.expert_up.first_mut(n)));
     operations.products(pass.threads, products);
     let (gate, up) = (buffers.expert_gate.first(n), buffers.expert_up.first(n));
     let activated = buffers.expert_activated.first_mut(n);
@@ -365,11 +315,7 @@ fn grouped<'a>(
     for (matrix, group) in matrices.zip(groups) {
         let (inputs, inputs_rest) = vectors.split_at(group.len() * matrix.columns());
         let (outputs, outputs_rest) = out.split_at_mut(group.len() * matrix.rows());
-        products.push(Product {
-            matrix: matrix.view(),
-            vectors: inputs,
-            out: outputs,
-        });
+        products.push(Product { matrix: matrix.view(), vectors: inputs, out: outputs });
         (vectors, out) = (inputs_rest, outputs_rest);
     }
     products
@@ -385,10 +331,7 @@ fn finish_routed<O: Operations + ?Sized>(
     let (operations, t) = (pass.operations, pass.tokens);
     let stride = pass.shape.latent;
     for (token, choice) in choices.iter().enumerate() {
-        let outputs = Vectors::Strided {
-            data: buffers.expert_outputs.row(token),
-            stride,
-        };
+        let outputs = Vectors::Strided { data: buffers.expert_outputs.row(token), stride };
         let sum = buffers.sum.row_mut(token);
         operations.expert_sum(&choice.ids, &choice.weights, outputs, sum);
         let normed = buffers.sum_normed.row_mut(token);

@@ -83,9 +83,7 @@ impl Contract {
     /// The contract on the fastest path of this processor.
     #[must_use]
     pub fn fastest() -> Self {
-        Self {
-            path: KernelPath::detect(),
-        }
+        Self { path: KernelPath::detect() }
     }
 }
 

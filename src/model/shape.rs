@@ -95,12 +95,7 @@ impl Shape {
             let slot = layers.iter().filter(|l| l.attention == attention).count();
             let dense = operations.is_dense(raw, layer);
             let banks = operations.banks_at(raw, layer);
-            layers.push(LayerShape {
-                attention,
-                slot,
-                dense,
-                banks,
-            });
+            layers.push(LayerShape { attention, slot, dense, banks });
         }
         Ok(Self {
             hidden: raw.hidden_size,
@@ -149,10 +144,7 @@ impl Shape {
     /// Layers of a kind.
     #[must_use]
     pub fn count(&self, kind: AttentionKind) -> usize {
-        self.layers
-            .iter()
-            .filter(|layer| layer.attention == kind)
-            .count()
+        self.layers.iter().filter(|layer| layer.attention == kind).count()
     }
 
     /// Banks after the last layer.
@@ -166,11 +158,7 @@ impl Shape {
 pub(super) fn attention_kind(raw: &RawConfig, layer: usize) -> Result<AttentionKind, EngineError> {
     let one_based = layer + 1;
     let kda = raw.kda_layers.iter().filter(|&&l| l == one_based).count();
-    let mla = raw
-        .full_attn_layers
-        .iter()
-        .filter(|&&l| l == one_based)
-        .count();
+    let mla = raw.full_attn_layers.iter().filter(|&&l| l == one_based).count();
     match (kda, mla) {
         (1, 0) => Ok(AttentionKind::Kda),
         (0, 1) => Ok(AttentionKind::Mla),
@@ -191,10 +179,7 @@ fn check(raw: &RawConfig) -> Result<(), EngineError> {
         return refuse("num_hidden_layers", "there are no layers".into());
     }
     let lists = raw.kda_layers.iter().chain(&raw.full_attn_layers);
-    if let Some(layer) = lists
-        .into_iter()
-        .find(|&&l| l == 0 || l > raw.num_hidden_layers)
-    {
+    if let Some(layer) = lists.into_iter().find(|&&l| l == 0 || l > raw.num_hidden_layers) {
         let problem = format!("layer {layer} is outside 1..={}", raw.num_hidden_layers);
         return refuse("linear_attn_config.kda_layers", problem);
     }

@@ -11,10 +11,7 @@ pub(super) struct StageOutput<'a> {
 
 impl StageOutput<'_> {
     fn key(&self, stage: Stage) -> StageKey {
-        StageKey {
-            layer: self.layer,
-            stage,
-        }
+        StageKey { layer: self.layer, stage }
     }
 
     /// Whether the sink asks for this stage here.
@@ -40,10 +37,7 @@ impl StageOutput<'_> {
     ) {
         if self.wants(stage) {
             let rows = values.chunks_exact(width);
-            let part: Vec<f32> = rows
-                .flat_map(|row| &row[columns.clone()])
-                .copied()
-                .collect();
+            let part: Vec<f32> = rows.flat_map(|row| &row[columns.clone()]).copied().collect();
             self.put(stage, &[values.len() / width, columns.len()], &part);
         }
     }

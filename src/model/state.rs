@@ -88,36 +88,22 @@ impl State {
     /// [`EngineError::ForeignState`] naming the part, [`EngineError::InterruptedState`].
     pub fn check(&self, shape: &Shape) -> Result<(), EngineError> {
         if self.interrupted {
-            return Err(EngineError::InterruptedState {
-                position: self.position,
-            });
+            return Err(EngineError::InterruptedState { position: self.position });
         }
         let foreign = |what: &str, got: usize, expected: usize| {
             let text = format!("{what}: {got}, expected {expected}");
-            if got == expected {
-                Ok(())
-            } else {
-                Err(EngineError::ForeignState(text))
-            }
+            if got == expected { Ok(()) } else { Err(EngineError::ForeignState(text)) }
         };
         let projection = shape.kda_projection();
         foreign("KDA slots", self.kda.len(), shape.count(AttentionKind::Kda))?;
         foreign("MLA slots", self.mla.len(), shape.count(AttentionKind::Mla))?;
         for slot in &self.kda {
             let history = 3 * (shape.conv_kernel - 1) * projection;
-            foreign(
-                "recurrent values",
-                slot.recurrent.len(),
-                projection * shape.kda_width,
-            )?;
+            foreign("recurrent values", slot.recurrent.len(), projection * shape.kda_width)?;
             foreign("convolution inputs", slot.convolution.len(), history)?;
         }
         for cache in &self.mla {
-            foreign(
-                "cached values",
-                cache.rows.len(),
-                self.position * shape.cache_width(),
-            )?;
+            foreign("cached values", cache.rows.len(), self.position * shape.cache_width())?;
         }
         Ok(())
     }

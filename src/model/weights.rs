@@ -224,11 +224,7 @@ impl<'a, O: Operations + ?Sized> Binder<'a, O> {
     /// For tensors outside the layers.
     fn of_model(operations: &'a O, source: &'a dyn WeightSource) -> Self {
         let prefix = "language_model.".to_owned();
-        Self {
-            operations,
-            source,
-            prefix,
-        }
+        Self { operations, source, prefix }
     }
 }
 
@@ -240,11 +236,7 @@ impl<O: Operations + ?Sized> Binder<'_, O> {
         shape: &[usize],
     ) -> Result<(String, SharedBytes), EngineError> {
         let name = format!("{}{name}", self.prefix);
-        let spec = TensorSpec {
-            name,
-            dtype,
-            shape: shape.to_vec(),
-        };
+        let spec = TensorSpec { name, dtype, shape: shape.to_vec() };
         let bytes = self.source.tensor(&spec)?;
         Ok((spec.name, bytes))
     }
@@ -258,12 +250,7 @@ impl<O: Operations + ?Sized> Binder<'_, O> {
         let (name, bytes) = self.bytes(name, dtype, shape)?;
         let bytes = bytes.bytes();
         let values: Vec<f32> = match dtype {
-            Dtype::F32 => bytes
-                .as_chunks::<4>()
-                .0
-                .iter()
-                .map(|b| f32::from_le_bytes(*b))
-                .collect(),
+            Dtype::F32 => bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
             Dtype::Bf16 => bytes
                 .as_chunks::<2>()
                 .0
@@ -274,15 +261,7 @@ impl<O: Operations + ?Sized> Binder<'_, O> {
         };
         let expected = shape.iter().product();
         let got = values.len();
-        if got == expected {
-            Ok(values)
-        } else {
-            Err(EngineError::Length {
-                name,
-                expected,
-                got,
-            })
-        }
+        if got == expected { Ok(values) } else { Err(EngineError::Length { name, expected, got }) }
     }
 
     fn norm(&self, name: &str, width: usize) -> Result<Vec<f32>, EngineError> {
@@ -337,11 +316,7 @@ impl<O: Operations + ?Sized> Binder<'_, O> {
             q_a: self.matrix("self_attn.q_a_proj.weight", q_lora, e)?,
             q_a_norm: self.norm("self_attn.q_a_layernorm.weight", q_lora)?,
             q_b: self.matrix("self_attn.q_b_proj.weight", q_rows, q_lora)?,
-            kv_a: self.matrix(
-                "self_attn.kv_a_proj_with_mqa.weight",
-                shape.cache_width(),
-                e,
-            )?,
+            kv_a: self.matrix("self_attn.kv_a_proj_with_mqa.weight", shape.cache_width(), e)?,
             kv_a_norm: self.norm("self_attn.kv_a_layernorm.weight", kv_lora)?,
             kv_b: self.matrix("self_attn.kv_b_proj.weight", kv_rows, kv_lora)?,
         })
@@ -423,11 +398,7 @@ impl LayerWeights {
         source: &dyn WeightSource,
         layer: usize,
     ) -> Result<Self, EngineError> {
-        let binder = Binder {
-            operations,
-            source,
-            prefix: layer_prefix(layer),
-        };
+        let binder = Binder { operations, source, prefix: layer_prefix(layer) };
         let (e, place) = (shape.hidden, shape.layers[layer]);
         let (attention, width) = match place.attention {
             AttentionKind::Kda => {
@@ -468,9 +439,6 @@ impl ResidentLayers {
         source: &dyn WeightSource,
     ) -> Result<Self, EngineError> {
         let load = |layer| LayerWeights::load(operations, shape, source, layer).map(Arc::new);
-        (0..shape.layers.len())
-            .map(load)
-            .collect::<Result<_, _>>()
-            .map(Self)
+        (0..shape.layers.len()).map(load).collect::<Result<_, _>>().map(Self)
     }
 }

@@ -16,10 +16,7 @@ impl Rows {
     /// `rows` rows of `width` zeros.
     #[must_use]
     pub fn new(rows: usize, width: usize) -> Self {
-        Self {
-            width,
-            data: vec![0.0; rows * width],
-        }
+        Self { width, data: vec![0.0; rows * width] }
     }
 
     /// Elements per row.
@@ -247,11 +244,7 @@ fn mla_buffers(shape: &Shape, t: usize) -> MlaBuffers {
 fn mlp_buffers(shape: &Shape, t: usize) -> MlpBuffers {
     let widest = shape.dense_inner.max(shape.shared_inner);
     let inner = || vec![0.0; t * widest];
-    MlpBuffers {
-        gate: inner(),
-        up: inner(),
-        activated: inner(),
-    }
+    MlpBuffers { gate: inner(), up: inner(), activated: inner() }
 }
 
 fn moe_buffers(shape: &Shape, t: usize) -> MoeBuffers {

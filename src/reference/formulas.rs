@@ -68,10 +68,7 @@ pub struct Folds<'a> {
 /// Every formula and choice of the forward pass, by clause. What an entry takes and gives is told
 /// at its function in [`released`].
 #[derive(Debug, Clone, Copy)]
-#[expect(
-    clippy::type_complexity,
-    reason = "an entry's type is its function's signature"
-)]
+#[expect(clippy::type_complexity, reason = "an entry's type is its function's signature")]
 pub struct Formulas {
     // ---- the model: L1 to L3
     /// L1: [`released::layer_kind`].

@@ -80,11 +80,8 @@ pub struct StepInputs<'a> {
     pub beta: f64,
 }
 
-const PARTS: [(Part, Stage); 3] = [
-    (Part::Query, Stage::KdaQ),
-    (Part::Key, Stage::KdaK),
-    (Part::Value, Stage::KdaV),
-];
+const PARTS: [(Part, Stage); 3] =
+    [(Part::Query, Stage::KdaQ), (Part::Key, Stage::KdaK), (Part::Value, Stage::KdaV)];
 
 impl KdaWeights {
     /// Reads the `self_attn.*` tensors below `prefix` (`…layers.N.`) of layer `layer`.
@@ -186,13 +183,7 @@ pub fn kda(
     let gates = weights.gate.apply(x);
     let mut gated = Rows::empty(heads * head_dim);
     for (o, gate) in o.iter().zip(gates.iter()) {
-        gated.push(&(formulas.kda_output)(
-            formulas,
-            o,
-            &weights.o_norm,
-            gate,
-            eps,
-        ));
+        gated.push(&(formulas.kda_output)(formulas, o, &weights.o_norm, gate, eps));
     }
     weights.output.apply(&gated)
 }

@@ -42,9 +42,7 @@ impl Pass<'_> {
     #[must_use]
     pub fn norm(&self, site: NormSite, rows: &Rows, weight: &[f64]) -> Rows {
         let (formulas, eps) = (self.formulas, self.norm_eps(site));
-        rows.map(rows.width, |x| {
-            (formulas.rms_norm)(formulas, site, x, weight, eps)
-        })
+        rows.map(rows.width, |x| (formulas.rms_norm)(formulas, site, x, weight, eps))
     }
 }
 
@@ -108,10 +106,7 @@ impl LayerWeights {
         let (config, formulas) = (pass.config, pass.formulas);
         let (width, layers) = (config.hidden_size, config.num_hidden_layers);
         if index >= layers {
-            return Err(ReferenceError::NoSuchLayer {
-                layer: index,
-                layers,
-            });
+            return Err(ReferenceError::NoSuchLayer { layer: index, layers });
         }
         let prefix = format!("language_model.model.layers.{index}.");
         let attention = match (formulas.layer_kind)(index, config)? {
@@ -125,12 +120,7 @@ impl LayerWeights {
         };
         let mlp = if (formulas.is_dense)(index, config) {
             let inner = config.intermediate_size;
-            Mlp::Dense(MlpWeights::load(
-                reader,
-                &format!("{prefix}mlp."),
-                width,
-                inner,
-            )?)
+            Mlp::Dense(MlpWeights::load(reader, &format!("{prefix}mlp."), width, inner)?)
         } else {
             Mlp::Moe(Box::new(MoeWeights::load(reader, config, index, &prefix)?))
         };
@@ -138,9 +128,7 @@ impl LayerWeights {
         let fold = |mixer: &str| load_fold(reader, formulas, &format!("{prefix}{mixer}"), width);
         Ok(Self {
             index,
-            attention_fold: (index > 0)
-                .then(|| fold("self_attention_res"))
-                .transpose()?,
+            attention_fold: (index > 0).then(|| fold("self_attention_res")).transpose()?,
             mlp_fold: fold("mlp_res")?,
             input_norm: norm("input_layernorm")?,
             post_attention_norm: norm("post_attention_layernorm")?,
@@ -219,10 +207,7 @@ impl LayerWeights {
     }
 
     fn folds(&self) -> Folds<'_> {
-        Folds {
-            attention: self.attention_fold.as_deref(),
-            mlp: &self.mlp_fold,
-        }
+        Folds { attention: self.attention_fold.as_deref(), mlp: &self.mlp_fold }
     }
 
     /// mix(b, s) with the attention-side weights, or s while there is no bank.

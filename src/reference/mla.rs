@@ -117,9 +117,7 @@ impl MlaCache {
     pub fn append(&mut self, entries: &Self) {
         self.latent.values.extend_from_slice(&entries.latent.values);
         self.k_rope.values.extend_from_slice(&entries.k_rope.values);
-        self.key_value
-            .values
-            .extend_from_slice(&entries.key_value.values);
+        self.key_value.values.extend_from_slice(&entries.key_value.values);
     }
 
     /// Keeps the first `positions` positions.
@@ -149,11 +147,7 @@ pub fn mla(
         (formulas.rms_norm)(formulas, NormSite::MlaQ, row, &weights.q_a_norm, eps)
     });
     let mut q = weights.q_b.apply(&q_a);
-    stages.put(
-        Stage::MlaQ,
-        &[tokens, w.heads, w.nope + w.rope],
-        &mut q.values,
-    );
+    stages.put(Stage::MlaQ, &[tokens, w.heads, w.nope + w.rope], &mut q.values);
 
     // latent and shared key part of the new positions
     let entries = entries(pass, weights, x, position, stages);
@@ -188,9 +182,8 @@ fn entries(
     let (kv_lora, rope) = (pass.config.kv_lora_rank, pass.config.qk_rope_head_dim);
     let eps = pass.norm_eps(NormSite::MlaKv);
     let compressed = weights.kv_a.apply(x);
-    let mut latent = compressed.map(kv_lora, |c| {
-        (formulas.latent)(formulas, c, &weights.kv_a_norm, eps)
-    });
+    let mut latent =
+        compressed.map(kv_lora, |c| (formulas.latent)(formulas, c, &weights.kv_a_norm, eps));
     stages.put_rows(Stage::MlaLatent, &mut latent);
     let mut k_rope = Rows::empty(rope);
     for (token, c) in compressed.iter().enumerate() {
@@ -199,11 +192,7 @@ fn entries(
     }
     stages.put_rows(Stage::MlaKRope, &mut k_rope);
     let key_value = weights.kv_b.apply(&latent);
-    MlaCache {
-        latent,
-        k_rope,
-        key_value,
-    }
+    MlaCache { latent, k_rope, key_value }
 }
 
 /// One query head over the cached positions it sees; gives \[v\].

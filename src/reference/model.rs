@@ -102,12 +102,7 @@ impl Model {
     ) -> Result<Self, ReferenceError> {
         check_config(config)?;
         let reader = Arc::new(Reader::open(folder)?);
-        let pass = Pass {
-            config,
-            mla_norm_eps,
-            formulas,
-            hook: &AsComputed,
-        };
+        let pass = Pass { config, mla_norm_eps, formulas, hook: &AsComputed };
         let table = [config.vocab_size, config.hidden_size];
         reader.check(EMBEDDING, safetensors::Dtype::BF16, &table)?;
         let layers = (0..config.num_hidden_layers)
@@ -162,16 +157,8 @@ impl Model {
     /// A new sequence whose stage values pass a hook before they are read.
     #[must_use]
     pub fn sequence_with<'m>(&'m self, hook: &'m dyn StageHook) -> Sequence<'m> {
-        let states = self
-            .layers
-            .iter()
-            .map(|layer| layer.new_state(&self.config));
-        Sequence {
-            model: self,
-            states: states.collect(),
-            position: 0,
-            hook,
-        }
+        let states = self.layers.iter().map(|layer| layer.new_state(&self.config));
+        Sequence { model: self, states: states.collect(), position: 0, hook }
     }
 }
 
@@ -250,11 +237,7 @@ impl ClosingWeights {
         let row = |logit| (formulas.head_row)(logit, vocabulary);
         let mut logits = self.head.apply_rows(&normed, row);
         stages.put_rows(Stage::Logits, &mut logits);
-        Logits {
-            rows: logits.count(),
-            vocabulary,
-            values: logits.values,
-        }
+        Logits { rows: logits.count(), vocabulary, values: logits.values }
     }
 }
 
@@ -269,11 +252,7 @@ pub fn embed(reader: &Reader, pass: &Pass<'_>, ids: &[u32]) -> Result<Rows, Refe
     }
     for (index, id) in ids.iter().enumerate() {
         if *id as usize >= vocabulary {
-            return Err(ReferenceError::TokenId {
-                id: *id,
-                index,
-                vocabulary,
-            });
+            return Err(ReferenceError::TokenId { id: *id, index, vocabulary });
         }
     }
     let scale = (pass.formulas.embedding_scale)(width);
@@ -291,13 +270,8 @@ pub fn embed(reader: &Reader, pass: &Pass<'_>, ids: &[u32]) -> Result<Rows, Refe
 /// # Errors
 /// The field at fault.
 pub fn check_config(config: &RawConfig) -> Result<(), ReferenceError> {
-    let refuse = |field, expected: String, got| {
-        Err(ReferenceError::Config {
-            field,
-            expected,
-            got,
-        })
-    };
+    let refuse =
+        |field, expected: String, got| Err(ReferenceError::Config { field, expected, got });
     let (heads, head_dim) = (config.kda_num_heads, config.kda_head_dim);
     if heads > head_dim {
         let expected = format!("at most head_dim = {head_dim}: A_log holds head_dim values");
@@ -308,10 +282,7 @@ pub fn check_config(config: &RawConfig) -> Result<(), ReferenceError> {
         return refuse("num_experts_per_token", format!("1..{experts}"), top_k);
     }
     for (field, width) in [
-        (
-            "routed_expert_hidden_size",
-            config.routed_expert_hidden_size,
-        ),
+        ("routed_expert_hidden_size", config.routed_expert_hidden_size),
         ("moe_intermediate_size", config.moe_intermediate_size),
     ] {
         if width == 0 || !width.is_multiple_of(GROUP_COLUMNS) {
@@ -320,10 +291,7 @@ pub fn check_config(config: &RawConfig) -> Result<(), ReferenceError> {
     }
     for (field, value) in [
         ("hidden_size", config.hidden_size),
-        (
-            "linear_attn_config.short_conv_kernel_size",
-            config.short_conv_kernel_size,
-        ),
+        ("linear_attn_config.short_conv_kernel_size", config.short_conv_kernel_size),
         ("attn_res_block_size", config.attn_res_block_size),
         ("num_attention_heads", config.num_attention_heads),
         ("vocab_size", config.vocab_size),

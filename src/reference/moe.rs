@@ -154,19 +154,14 @@ impl ExpertSource {
     /// Names of a matrix's codes and scales.
     fn names(&self, expert: usize, matrix: &str) -> (String, String) {
         let stem = format!("{}{expert}.{matrix}", self.prefix);
-        (
-            format!("{stem}.weight_packed"),
-            format!("{stem}.weight_scale"),
-        )
+        (format!("{stem}.weight_packed"), format!("{stem}.weight_scale"))
     }
 
     fn check(&self, expert: usize) -> Result<(), ReferenceError> {
         for (matrix, rows, columns) in self.matrices() {
             let (packed, scale) = self.names(expert, matrix);
-            self.reader
-                .check(&packed, Dtype::U8, &[rows, columns / 2])?;
-            self.reader
-                .check(&scale, Dtype::U8, &[rows, columns / GROUP_COLUMNS])?;
+            self.reader.check(&packed, Dtype::U8, &[rows, columns / 2])?;
+            self.reader.check(&scale, Dtype::U8, &[rows, columns / GROUP_COLUMNS])?;
         }
         Ok(())
     }
@@ -175,9 +170,7 @@ impl ExpertSource {
         let mut decoded = Vec::with_capacity(3);
         for (matrix, rows, columns) in self.matrices() {
             let (packed, scale) = self.names(expert, matrix);
-            let packed = self
-                .reader
-                .bytes(&packed, Dtype::U8, &[rows, columns / 2])?;
+            let packed = self.reader.bytes(&packed, Dtype::U8, &[rows, columns / 2])?;
             let shape = [rows, columns / GROUP_COLUMNS];
             let scales = self.reader.bytes(&scale, Dtype::U8, &shape)?;
             let codes = Mxfp4Rows::new(formulas, columns, packed, scales);
@@ -253,11 +246,7 @@ impl Mxfp4Rows {
         let group_of = |column| (formulas.scale_group)(column, groups);
         let columns_of_byte: Vec<[usize; 2]> = (0..row_bytes).map(column_of).collect();
         let group_of_column: Vec<usize> = (0..columns).map(group_of).collect();
-        let in_order = columns_of_byte
-            .as_flattened()
-            .iter()
-            .copied()
-            .eq(0..columns)
+        let in_order = columns_of_byte.as_flattened().iter().copied().eq(0..columns)
             && group_of_column
                 .iter()
                 .enumerate()
@@ -265,9 +254,7 @@ impl Mxfp4Rows {
         Ok(Self {
             packed,
             scales,
-            pairs: (0..=255)
-                .map(|byte| [byte & 15, byte >> 4].map(formulas.e2m1))
-                .collect(),
+            pairs: (0..=255).map(|byte| [byte & 15, byte >> 4].map(formulas.e2m1)).collect(),
             factors: decoded.into_iter().map(|f| f.unwrap_or(f64::NAN)).collect(),
             columns_of_byte,
             group_of_column,
@@ -280,10 +267,8 @@ impl Mxfp4Rows {
         let (row_bytes, groups) = (values.len() / 2, values.len() / GROUP_COLUMNS);
         let packed = &self.packed[row * row_bytes..][..row_bytes];
         let scales = &self.scales[row * groups..][..groups];
-        let factors: Vec<f64> = scales
-            .iter()
-            .map(|byte| self.factors[usize::from(*byte)])
-            .collect();
+        let factors: Vec<f64> =
+            scales.iter().map(|byte| self.factors[usize::from(*byte)]).collect();
         if self.in_order {
             let groups = packed.chunks_exact(GROUP_COLUMNS / 2).zip(factors);
             for ((packed, factor), values) in groups.zip(values.chunks_exact_mut(GROUP_COLUMNS)) {
@@ -440,10 +425,7 @@ mod tests {
         let scales = (0..rows * columns / 32).map(|i| byte(i) % 255).collect();
         let quick = Mxfp4Rows::new(&RELEASED, columns, packed, scales).unwrap();
         assert!(quick.in_order);
-        let by_lists = Mxfp4Rows {
-            in_order: false,
-            ..quick.clone()
-        };
+        let by_lists = Mxfp4Rows { in_order: false, ..quick.clone() };
         for row in 0..rows {
             let mut out = [vec![f64::NAN; columns], vec![f64::NAN; columns]];
             quick.decode(row, &mut out[0]);

@@ -135,10 +135,7 @@ impl Reader {
                 reason: format!("{tensor}: {got} bytes, more were asked for"),
             });
         }
-        shard.read(
-            shard.data_start_bytes + begin as u64 + start_bytes,
-            length_bytes,
-        )
+        shard.read(shard.data_start_bytes + begin as u64 + start_bytes, length_bytes)
     }
 
     /// The shard of a tensor and its entry in the header.
@@ -290,14 +287,8 @@ impl Reader {
 impl Shard {
     /// Reads the header; the tensors must fill the rest of the file exactly.
     fn open(path: PathBuf) -> Result<Self, ReferenceError> {
-        let io = |source| ReferenceError::Io {
-            file: path.clone(),
-            source,
-        };
-        let bad = |reason: String| ReferenceError::Header {
-            file: path.clone(),
-            reason,
-        };
+        let io = |source| ReferenceError::Io { file: path.clone(), source };
+        let bad = |reason: String| ReferenceError::Header { file: path.clone(), reason };
         let mut file = File::open(&path).map_err(io)?;
         let file_bytes = file.metadata().map_err(io)?.len();
         if file_bytes < 8 {
@@ -319,16 +310,9 @@ impl Shard {
         let data_start_bytes = 8 + header_bytes;
         let expected = data_start_bytes + metadata.data_len() as u64;
         if expected != file_bytes {
-            return Err(bad(format!(
-                "expected {expected} bytes in the file, got {file_bytes}"
-            )));
+            return Err(bad(format!("expected {expected} bytes in the file, got {file_bytes}")));
         }
-        Ok(Self {
-            path,
-            file,
-            metadata,
-            data_start_bytes,
-        })
+        Ok(Self { path, file, metadata, data_start_bytes })
     }
 
     /// `length_bytes` bytes from `begin_bytes` of the file.
@@ -347,26 +331,16 @@ impl Shard {
         };
         parts
             .try_for_each(read)
-            .map_err(|source| ReferenceError::Io {
-                file: self.path.clone(),
-                source,
-            })
+            .map_err(|source| ReferenceError::Io { file: self.path.clone(), source })
     }
 }
 
 /// Names of the `.safetensors` files of a folder, sorted.
 fn shard_files(folder: &Path) -> Result<Vec<String>, ReferenceError> {
-    let io = |source| ReferenceError::Io {
-        file: folder.to_path_buf(),
-        source,
-    };
+    let io = |source| ReferenceError::Io { file: folder.to_path_buf(), source };
     let mut names = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(io)? {
-        let name = entry
-            .map_err(io)?
-            .file_name()
-            .to_string_lossy()
-            .into_owned();
+        let name = entry.map_err(io)?.file_name().to_string_lossy().into_owned();
         if name.ends_with(".safetensors") && !name.starts_with('.') {
             names.push(name);
         }
@@ -378,20 +352,13 @@ fn shard_files(folder: &Path) -> Result<Vec<String>, ReferenceError> {
 /// `weight_map` of the index: tensor name to shard file name. Shard names are names in the
 /// checkpoint folder, never paths out of it.
 fn read_index(file: &Path) -> Result<HashMap<String, String>, ReferenceError> {
-    let bad = |reason: String| ReferenceError::Index {
-        file: file.to_path_buf(),
-        reason,
-    };
-    let bytes = std::fs::read(file).map_err(|source| ReferenceError::Io {
-        file: file.to_path_buf(),
-        source,
-    })?;
+    let bad = |reason: String| ReferenceError::Index { file: file.to_path_buf(), reason };
+    let bytes = std::fs::read(file)
+        .map_err(|source| ReferenceError::Io { file: file.to_path_buf(), source })?;
     let index: Index = serde_json::from_slice(&bytes).map_err(|error| bad(error.to_string()))?;
     for (tensor, shard) in &index.weight_map {
         if Path::new(shard).file_name() != Some(shard.as_ref()) {
-            return Err(bad(format!(
-                "{tensor}: expected a plain file name, got {shard:?}"
-            )));
+            return Err(bad(format!("{tensor}: expected a plain file name, got {shard:?}")));
         }
     }
     Ok(index.weight_map)
@@ -405,11 +372,7 @@ struct Index {
 
 /// BF16 patterns are little-endian in the file.
 fn bf16_bits(bytes: &[u8]) -> impl Iterator<Item = u16> {
-    bytes
-        .as_chunks::<2>()
-        .0
-        .iter()
-        .map(|b| u16::from_le_bytes(*b))
+    bytes.as_chunks::<2>().0.iter().map(|b| u16::from_le_bytes(*b))
 }
 
 /// The name a header uses for the dtypes of this checkpoint.
@@ -468,10 +431,7 @@ mod tests {
         let folder = folder();
         let reader = Reader::open(folder.path()).unwrap();
         let error = reader.bf16_vector("w", &[4]).unwrap_err().to_string();
-        assert!(
-            error.ends_with("w.safetensors: w: expected shape [4], got [2, 2]"),
-            "{error}"
-        );
+        assert!(error.ends_with("w.safetensors: w: expected shape [4], got [2, 2]"), "{error}");
     }
 
     #[test]
@@ -479,10 +439,7 @@ mod tests {
         let folder = folder();
         let reader = Reader::open(folder.path()).unwrap();
         let error = reader.f32_vector("w", &[2, 2]).unwrap_err().to_string();
-        assert!(
-            error.ends_with("w: expected dtype F32, got BF16"),
-            "{error}"
-        );
+        assert!(error.ends_with("w: expected dtype F32, got BF16"), "{error}");
     }
 
     #[test]
@@ -498,10 +455,7 @@ mod tests {
         write_index(&folder, r#"{"weight_map": {"v": "w.safetensors"}}"#);
         let reader = Reader::open(folder.path()).unwrap();
         let error = reader.bf16_vector("v", &[4]).unwrap_err().to_string();
-        assert!(
-            error.ends_with("w.safetensors: tensor v is missing"),
-            "{error}"
-        );
+        assert!(error.ends_with("w.safetensors: tensor v is missing"), "{error}");
     }
 
     #[test]
@@ -533,10 +487,7 @@ mod tests {
         let whole = std::fs::read(&path).unwrap();
         for length in [whole.len() - 1, whole.len() / 2, whole.len() - 8, 8, 4, 0] {
             std::fs::write(&path, &whole[..length]).unwrap();
-            assert!(
-                message(&folder).contains("bad safetensors header"),
-                "{length}"
-            );
+            assert!(message(&folder).contains("bad safetensors header"), "{length}");
         }
         std::fs::write(&path, [&whole[..], &[0; 4]].concat()).unwrap();
         assert!(message(&folder).contains("bytes in the file"));

@@ -36,10 +36,7 @@ pub fn layer_kind(index: usize, config: &RawConfig) -> Result<AttentionKind, Ref
     let layer_one_based = index + 1;
     let kda = config.kda_layers.contains(&layer_one_based);
     let mla = config.full_attn_layers.contains(&layer_one_based);
-    let refuse = |got| ReferenceError::LayerKinds {
-        layer_one_based,
-        got,
-    };
+    let refuse = |got| ReferenceError::LayerKinds { layer_one_based, got };
     match (kda, mla) {
         (true, false) => Ok(AttentionKind::Kda),
         (false, true) => Ok(AttentionKind::Mla),
@@ -166,11 +163,7 @@ pub fn banked(sum: &Rows, _mixed: &Rows) -> Rows {
 
 /// R6: the running sum after attention.
 pub fn sum_after_attention(opens_block: bool, sum: &Rows, attention: &Rows) -> Rows {
-    if opens_block {
-        attention.clone()
-    } else {
-        add(sum, attention)
-    }
+    if opens_block { attention.clone() } else { add(sum, attention) }
 }
 
 /// R7: the banks of the MLP-side mix, the new one included.
@@ -306,13 +299,7 @@ pub fn split_query(q: &[f64], head: usize, w: MlaWidths) -> (&[f64], &[f64]) {
 
 /// M2: the latent: the norm over the first kv_lora values of `kv_a` x.
 pub fn latent(formulas: &Formulas, compressed: &[f64], weight: &[f64], eps: f64) -> Vec<f64> {
-    (formulas.rms_norm)(
-        formulas,
-        NormSite::MlaKv,
-        &compressed[..weight.len()],
-        weight,
-        eps,
-    )
+    (formulas.rms_norm)(formulas, NormSite::MlaKv, &compressed[..weight.len()], weight, eps)
 }
 
 /// M3: the key part shared by all heads: the rest of `kv_a` x as it is.
@@ -497,11 +484,7 @@ mod tests {
     #[test]
     fn decay_is_bound_times_logistic() {
         for (input, right) in [(-1.0, -1.344707), (0.0, -2.5), (1.0, -3.655293)] {
-            assert!(
-                (decay(input) - right).abs() < 1e-6,
-                "{input}: {}",
-                decay(input)
-            );
+            assert!((decay(input) - right).abs() < 1e-6, "{input}: {}", decay(input));
         }
     }
 

@@ -19,10 +19,7 @@ impl Residual {
     /// The embedding rows as the running sum, no bank.
     #[must_use]
     pub fn new(embedding: Rows) -> Self {
-        Self {
-            sum: embedding,
-            banks: Vec::new(),
-        }
+        Self { sum: embedding, banks: Vec::new() }
     }
 }
 

@@ -26,10 +26,7 @@ pub struct RoundingPoint {
 }
 
 const fn point(value: &'static str, at_least_single: bool) -> RoundingPoint {
-    RoundingPoint {
-        value,
-        at_least_single,
-    }
+    RoundingPoint { value, at_least_single }
 }
 
 /// Everything that is rounded. Every stage value but the expert ids is one line of it; the other
@@ -40,26 +37,17 @@ pub const POINTS: [RoundingPoint; 19] = [
     point("kda.g", true),
     point("router_scores", true),
     point("router_weights", true),
-    point(
-        "inputs of the three convolutions (q, k, v projections)",
-        false,
-    ),
+    point("inputs of the three convolutions (q, k, v projections)", false),
     point("outputs of the convolutions, and again after SiLU", false),
     point("q and k after l2norm, q again after its scale", false),
     point("f_a x", false),
     point("b_proj x, before the logistic", false),
     point("g_proj x of KDA and of MLA", false),
     point("input and output of every RMSNorm with a weight", false),
-    point(
-        "KDA output after norm and gate, MLA output after its gate",
-        false,
-    ),
+    point("KDA output after norm and gate, MLA output after its gate", false),
     point("kv_a x", false),
     point("kv_b(latent): expanded keys and values in the cache", false),
-    point(
-        "gate and up projections of every MLP, and their SiTU",
-        false,
-    ),
+    point("gate and up projections of every MLP, and their SiTU", false),
     point("output of every routed expert", false),
     point("up-projection of the routed sum", false),
     point("the running sum after attention", false),
@@ -115,10 +103,7 @@ trait Grid {
     }
 
     fn rows(rows: &Rows) -> Rows {
-        Rows {
-            width: rows.width,
-            values: Self::vector(&rows.values),
-        }
+        Rows { width: rows.width, values: Self::vector(&rows.values) }
     }
 }
 
@@ -151,12 +136,7 @@ fn with_grid<G: Grid>() -> Formulas {
         mla_output: |o, gate| G::vector(&released::mla_output(o, &G::vector(gate))),
         extend_cache: extend_cache::<G>,
         situ: |gate, up, beta, linear_beta| {
-            G::number(released::situ(
-                G::number(gate),
-                G::number(up),
-                beta,
-                linear_beta,
-            ))
+            G::number(released::situ(G::number(gate), G::number(up), beta, linear_beta))
         },
         expert_share: |output, norm, eps| G::vector(&released::expert_share(output, norm, eps)),
         project_up: |up: &Matrix, normed: &Rows| G::rows(&released::project_up(up, normed)),
@@ -174,13 +154,7 @@ fn rms_norm<G: Grid>(
     weight: &[f64],
     eps: f64,
 ) -> Vec<f64> {
-    G::vector(&released::rms_norm(
-        formulas,
-        site,
-        &G::vector(x),
-        weight,
-        eps,
-    ))
+    G::vector(&released::rms_norm(formulas, site, &G::vector(x), weight, eps))
 }
 
 fn convolve<G: Grid>(part: Part, history: &Rows, input: &Rows, taps: &[f64]) -> Rows {

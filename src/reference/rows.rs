@@ -22,19 +22,13 @@ impl Rows {
     /// No rows yet.
     #[must_use]
     pub fn empty(width: usize) -> Self {
-        Self {
-            width,
-            values: Vec::new(),
-        }
+        Self { width, values: Vec::new() }
     }
 
     /// `count` rows of zeros.
     #[must_use]
     pub fn zeros(count: usize, width: usize) -> Self {
-        Self {
-            width,
-            values: vec![0.0; count * width],
-        }
+        Self { width, values: vec![0.0; count * width] }
     }
 
     /// Number of rows.
@@ -80,10 +74,7 @@ impl Rows {
 #[must_use]
 pub fn add(a: &Rows, b: &Rows) -> Rows {
     debug_assert_eq!((a.width, a.values.len()), (b.width, b.values.len()));
-    Rows {
-        width: a.width,
-        values: a.values.iter().zip(&b.values).map(|(a, b)| a + b).collect(),
-    }
+    Rows { width: a.width, values: a.values.iter().zip(&b.values).map(|(a, b)| a + b).collect() }
 }
 
 /// Σ aᵢ·bᵢ in f64. Order: eight running sums, element i into sum i mod 8, in rising i; then the
@@ -196,32 +187,20 @@ impl Matrix {
     #[must_use]
     pub fn from_bf16(rows: usize, columns: usize, bits: Vec<u16>) -> Self {
         debug_assert_eq!(bits.len(), rows * columns);
-        Self {
-            rows,
-            columns,
-            encoded: Encoded::Bf16(bits),
-        }
+        Self { rows, columns, encoded: Encoded::Bf16(bits) }
     }
 
     /// A matrix of packed MXFP4 codes.
     #[must_use]
     pub fn from_mxfp4(rows: usize, columns: usize, codes: Mxfp4Rows) -> Self {
-        Self {
-            rows,
-            columns,
-            encoded: Encoded::Mxfp4(Box::new(codes)),
-        }
+        Self { rows, columns, encoded: Encoded::Mxfp4(Box::new(codes)) }
     }
 
     /// A matrix of decoded values, row-major.
     #[must_use]
     pub fn from_f64(rows: usize, columns: usize, values: Vec<f64>) -> Self {
         debug_assert_eq!(values.len(), rows * columns);
-        Self {
-            rows,
-            columns,
-            encoded: Encoded::F64(values),
-        }
+        Self { rows, columns, encoded: Encoded::F64(values) }
     }
 
     /// Output width.
@@ -359,10 +338,8 @@ mod tests {
         let (rows, columns) = (600, 500);
         let value = |i: usize| ((i * 7919) % 1013) as f64 / 977.0 - 0.5;
         let weights: Vec<f64> = (0..rows * columns).map(value).collect();
-        let input = Rows {
-            width: columns,
-            values: (0..3 * columns).map(|i| value(i + 5)).collect(),
-        };
+        let input =
+            Rows { width: columns, values: (0..3 * columns).map(|i| value(i + 5)).collect() };
         let large = Matrix::from_f64(rows, columns, weights.clone());
         assert!(rows * columns >= PARALLEL_WEIGHTS);
         let out = large.apply(&input);

@@ -51,10 +51,7 @@ impl<'a> Stages<'a> {
     }
 
     fn key(&self, stage: Stage) -> StageKey {
-        StageKey {
-            layer: self.layer,
-            stage,
-        }
+        StageKey { layer: self.layer, stage }
     }
 
     /// Shows values to the hook without putting them out.

@@ -66,10 +66,7 @@ impl CheckReport {
                 row.detail
             )?;
             for finding in &row.findings.listed {
-                let tensor = finding
-                    .tensor
-                    .as_ref()
-                    .map_or(String::new(), |t| format!("{t}: "));
+                let tensor = finding.tensor.as_ref().map_or(String::new(), |t| format!("{t}: "));
                 writeln!(text, "    {}: {tensor}{}", finding.file, finding.what)?;
             }
             let more = row.findings.count - row.findings.listed.len() as u64;

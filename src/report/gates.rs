@@ -216,10 +216,7 @@ impl GateReport {
         let note = if eps == self.parameters.released_mla_norm_eps {
             "the released value".to_owned()
         } else {
-            format!(
-                "OVERRIDDEN, released {:e}",
-                self.parameters.released_mla_norm_eps
-            )
+            format!("OVERRIDDEN, released {:e}", self.parameters.released_mla_norm_eps)
         };
         writeln!(text, "epsilon of the MLA low-rank norms: {eps:e} ({note})")?;
         if let Some(precision) = self.parameters.precision {
@@ -237,12 +234,7 @@ impl GateReport {
         }
         writeln!(text)?;
         let id_width = self.gates.iter().map(|row| row.id.len()).max().unwrap_or(0);
-        let subject_width = self
-            .gates
-            .iter()
-            .map(|row| row.subject.len())
-            .max()
-            .unwrap_or(0);
+        let subject_width = self.gates.iter().map(|row| row.subject.len()).max().unwrap_or(0);
         for row in &self.gates {
             let outcome = &row.outcome;
             writeln!(
@@ -254,11 +246,7 @@ impl GateReport {
                 outcome.summary
             )?;
             for near in &outcome.information {
-                writeln!(
-                    text,
-                    "{:>14}  beside {}: {:.3e}",
-                    "", near.name, near.max_abs
-                )?;
+                writeln!(text, "{:>14}  beside {}: {:.3e}", "", near.name, near.max_abs)?;
             }
             for line in &outcome.details {
                 writeln!(text, "{:>14}  {line}", "")?;
@@ -270,23 +258,14 @@ impl GateReport {
             "\n{} passed, {} failed, {} not run, {} not applicable, {} not selected",
             counts.pass, counts.fail, counts.not_run, counts.not_applicable, counts.not_selected
         )?;
-        writeln!(
-            text,
-            "VERDICT: {}: {}",
-            self.verdict,
-            self.subjects.join(", ")
-        )
+        writeln!(text, "VERDICT: {}: {}", self.verdict, self.subjects.join(", "))
     }
 }
 
 fn write_set(text: &mut String, set: &SetSummary) -> std::fmt::Result {
     match (&set.layers, &set.ids) {
         (Some([layers, kda, mla]), Some([prompt, greedy, long])) => {
-            write!(
-                text,
-                "set {}: {layers} layers ({kda} KDA, {mla} MLA), ",
-                set.name
-            )?;
+            write!(text, "set {}: {layers} layers ({kda} KDA, {mla} MLA), ", set.name)?;
             write!(text, "prompt {prompt} + greedy {greedy} ids")?;
             if *long > 0 {
                 write!(text, ", long {long} ids")?;

@@ -21,13 +21,9 @@ const LOCAL_DECADES: (f64, f64) = (-2.0, 0.0);
 /// [`PlotError`] when the canvas fails.
 pub fn plots(report: &GateReport) -> Result<Vec<Plot>, PlotError> {
     let judged = report.gates.iter().filter(|row| row.gate == "stages");
-    let maps = judged.flat_map(|row| {
-        [false, true]
-            .into_iter()
-            .filter_map(|local| ratio_map(row, local))
-    });
-    maps.map(|(name, map)| Ok((name, heat_map(&map)?)))
-        .collect()
+    let maps =
+        judged.flat_map(|row| [false, true].into_iter().filter_map(|local| ratio_map(row, local)));
+    maps.map(|(name, map)| Ok((name, heat_map(&map)?))).collect()
 }
 
 /// Layer and stage of a comparison of the wanted kind; local ones carry a mark in their name.
@@ -49,15 +45,9 @@ fn ratio_map(row: &GateRow, local: bool) -> Option<(String, HeatMap)> {
         .filter_map(|c| Some((place(c, local)?, c.record.ratio?)))
         .collect();
     let layers = cells.iter().map(|((layer, _), _)| layer + 1).max()?;
-    let stages: Vec<Stage> = Stage::ALL
-        .into_iter()
-        .filter(|stage| cells.iter().any(|((_, s), _)| s == stage))
-        .collect();
-    let range = if local {
-        LOCAL_DECADES
-    } else {
-        CHAINED_DECADES
-    };
+    let stages: Vec<Stage> =
+        Stage::ALL.into_iter().filter(|stage| cells.iter().any(|((_, s), _)| s == stage)).collect();
+    let range = if local { LOCAL_DECADES } else { CHAINED_DECADES };
     let mut values = vec![vec![None; layers]; stages.len()];
     for ((layer, stage), ratio) in &cells {
         if let Some(line) = stages.iter().position(|s| s == stage) {
@@ -68,10 +58,7 @@ fn ratio_map(row: &GateRow, local: bool) -> Option<(String, HeatMap)> {
     let (kind, basis) = if local {
         ("local", "its own rounding, derived per element")
     } else {
-        (
-            "chained",
-            "the set's tolerance, from the start of the model",
-        )
+        ("chained", "the set's tolerance, from the start of the model")
     };
     let worst = cells.iter().map(|(_, ratio)| *ratio).fold(0.0, f64::max);
     let map = HeatMap {
@@ -97,11 +84,7 @@ fn texts(cells: &[&str]) -> Vec<String> {
 #[must_use]
 pub fn page(report: &GateReport, plots: &[Plot]) -> String {
     let mut page = Page::new("k3-verify gates: is this what Kimi K3 computes?");
-    page.paragraph(&format!(
-        "{}: {}",
-        report.verdict,
-        report.subjects.join(", ")
-    ));
+    page.paragraph(&format!("{}: {}", report.verdict, report.subjects.join(", ")));
     let counts = report.counts;
     page.paragraph(&format!(
         "{} passed, {} failed, {} not run, {} not applicable, {} not selected",
@@ -123,18 +106,10 @@ pub fn page(report: &GateReport, plots: &[Plot]) -> String {
         .iter()
         .map(|row| {
             let outcome = &row.outcome;
-            texts(&[
-                outcome.verdict.word(),
-                &row.id,
-                &row.subject,
-                &outcome.summary,
-            ])
+            texts(&[outcome.verdict.word(), &row.id, &row.subject, &outcome.summary])
         })
         .collect();
-    page.table(
-        &texts(&["verdict", "gate", "subject", "what was found"]),
-        &rows,
-    );
+    page.table(&texts(&["verdict", "gate", "subject", "what was found"]), &rows);
     beside(&mut page, report);
     if !plots.is_empty() {
         page.section("Stages");
@@ -153,10 +128,7 @@ fn beside(page: &mut Page, report: &GateReport) {
         .iter()
         .flat_map(|row| {
             row.outcome.information.iter().map(move |near| {
-                format!(
-                    "{} of {}: {:.3e} from {}",
-                    row.id, row.subject, near.max_abs, near.name
-                )
+                format!("{} of {}: {:.3e} from {}", row.id, row.subject, near.max_abs, near.name)
             })
         })
         .collect();

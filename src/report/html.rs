@@ -41,10 +41,7 @@ pub fn escaped(text: &str) -> String {
 impl Page {
     /// An empty page with a title.
     pub fn new(title: &str) -> Page {
-        Page {
-            title: title.to_string(),
-            body: String::new(),
-        }
+        Page { title: title.to_string(), body: String::new() }
     }
 
     /// Begins a section.
@@ -62,10 +59,8 @@ impl Page {
         if items.is_empty() {
             return;
         }
-        let items: String = items
-            .iter()
-            .map(|item| format!("<li>{}</li>", escaped(item)))
-            .collect();
+        let items: String =
+            items.iter().map(|item| format!("<li>{}</li>", escaped(item))).collect();
         let _ = writeln!(self.body, "<ul>{items}</ul>");
     }
 
@@ -77,13 +72,7 @@ impl Page {
                 .any(|cell| cell.starts_with(|c: char| !c.is_ascii_digit() && c != '-' && c != '+'))
         };
         let class: Vec<&str> = (0..header.len())
-            .map(|column| {
-                if textual(column) {
-                    " class=\"text\""
-                } else {
-                    ""
-                }
-            })
+            .map(|column| if textual(column) { " class=\"text\"" } else { "" })
             .collect();
         let row = |tag: &str, cells: &[String]| {
             let cells = cells.iter().enumerate().map(|(column, cell)| {

@@ -62,10 +62,7 @@ impl Sizes {
             mla_layers: of_kind(LayerKind::Mla),
             dense_layers: dense.count(),
             moe_layers: shape.moe_layers().count(),
-            bank_layers: banks
-                .filter(|(_, l)| l.pushes_bank)
-                .map(|(n, _)| n)
-                .collect(),
+            bank_layers: banks.filter(|(_, l)| l.pushes_bank).map(|(n, _)| n).collect(),
             routed_experts: shape.moe.experts,
             top_k: shape.moe.top_k,
             shared_experts: config.num_shared_experts,
@@ -158,11 +155,7 @@ impl InspectReport {
             self.census.bytes,
             self.census.parameters,
             self.shards,
-            if self.has_index {
-                ""
-            } else {
-                ", no index file"
-            },
+            if self.has_index { "" } else { ", no index file" },
             self.index_held_bytes as f64 / 1e6
         )?;
         for note in &self.notes {
@@ -200,11 +193,7 @@ impl InspectReport {
                 "absent: {} tensors; {} missing shards{}{}",
                 self.census.absent,
                 self.missing_shards.len(),
-                if self.missing_shards.is_empty() {
-                    ""
-                } else {
-                    ": "
-                },
+                if self.missing_shards.is_empty() { "" } else { ": " },
                 shortened(&self.missing_shards)
             )?;
             for name in &self.census.absent_outside_layers {
@@ -235,29 +224,15 @@ impl InspectReport {
             write!(text, "{mark}")?;
         }
         writeln!(text)?;
-        let present = self
-            .census
-            .layers
-            .iter()
-            .filter(|row| row.tensors == row.expected);
+        let present = self.census.layers.iter().filter(|row| row.tensors == row.expected);
         let partial: Vec<String> = self
             .census
             .layers
             .iter()
             .filter(|row| row.tensors < row.expected)
-            .map(|row| {
-                format!(
-                    "{} ({} of {} tensors)",
-                    row.layer, row.tensors, row.expected
-                )
-            })
+            .map(|row| format!("{} ({} of {} tensors)", row.layer, row.tensors, row.expected))
             .collect();
-        writeln!(
-            text,
-            "layers complete: {} of {}",
-            present.count(),
-            self.sizes.layers
-        )?;
+        writeln!(text, "layers complete: {} of {}", present.count(), self.sizes.layers)?;
         if !partial.is_empty() {
             writeln!(text, "layers not complete: {}", shortened(&partial))?;
         }
@@ -270,10 +245,7 @@ impl InspectReport {
             writeln!(text, "  no file names one")?;
         }
         for end in &self.end_ids {
-            let token = end
-                .token
-                .as_ref()
-                .map_or(String::new(), |t| format!(" {t}"));
+            let token = end.token.as_ref().map_or(String::new(), |t| format!(" {t}"));
             writeln!(text, "  {:?}{token}: {}, {}", end.ids, end.file, end.field)?;
         }
         Ok(())
@@ -286,10 +258,7 @@ impl InspectReport {
         }
         writeln!(text, "\n{} problems", problems.count)?;
         for finding in &problems.listed {
-            let tensor = finding
-                .tensor
-                .as_ref()
-                .map_or(String::new(), |t| format!("{t}: "));
+            let tensor = finding.tensor.as_ref().map_or(String::new(), |t| format!("{t}: "));
             writeln!(text, "  {}: {tensor}{}", finding.file, finding.what)?;
         }
         Ok(())
@@ -299,11 +268,7 @@ impl InspectReport {
         if self.tensor_globs.is_empty() {
             return Ok(());
         }
-        writeln!(
-            text,
-            "\ntensors that fit {}",
-            self.tensor_globs.join(" or ")
-        )?;
+        writeln!(text, "\ntensors that fit {}", self.tensor_globs.join(" or "))?;
         if self.statistics.is_empty() {
             return writeln!(text, "  none: NOT RUN");
         }
@@ -338,12 +303,7 @@ impl InspectReport {
 /// A list that fits a line.
 fn shortened(items: &[String]) -> String {
     const SHOWN: usize = 8;
-    let mut text = items
-        .iter()
-        .take(SHOWN)
-        .cloned()
-        .collect::<Vec<_>>()
-        .join(", ");
+    let mut text = items.iter().take(SHOWN).cloned().collect::<Vec<_>>().join(", ");
     if items.len() > SHOWN {
         let _ = write!(text, ", … ({} more)", items.len() - SHOWN);
     }

@@ -60,11 +60,7 @@ impl Formatter for Lines {
         writer: &mut W,
         first: bool,
     ) -> io::Result<()> {
-        if first {
-            Ok(())
-        } else {
-            writer.write_all(b", ")
-        }
+        if first { Ok(()) } else { writer.write_all(b", ") }
     }
 
     fn begin_object<W: ?Sized + io::Write>(&mut self, writer: &mut W) -> io::Result<()> {
@@ -109,9 +105,6 @@ mod tests {
         let text = to_text(&value).unwrap();
         assert!(text.contains("\"curve\": [1, 2, 3]"), "{text}");
         assert!(text.ends_with("}\n"));
-        assert_eq!(
-            serde_json::from_str::<serde_json::Value>(&text).unwrap(),
-            value
-        );
+        assert_eq!(serde_json::from_str::<serde_json::Value>(&text).unwrap(), value);
     }
 }

@@ -183,30 +183,19 @@ impl LayerRow {
             (_, ratio) => ratio.unwrap_or(0.0),
         };
         let compared = self.stages.iter().filter(|s| s.verdict != Verdict::NotRun);
-        compared.reduce(|worst, stage| {
-            if size(stage) > size(worst) {
-                stage
-            } else {
-                worst
-            }
-        })
+        compared.reduce(|worst, stage| if size(stage) > size(worst) { stage } else { worst })
     }
 
     /// The first stage beyond its budget.
     #[must_use]
     pub fn first_divergence(&self) -> Option<&StageRow> {
-        self.stages
-            .iter()
-            .find(|stage| stage.verdict == Verdict::Fail)
+        self.stages.iter().find(|stage| stage.verdict == Verdict::Fail)
     }
 
     /// Largest chained ratio, and whether all are within.
     #[must_use]
     pub fn chained(&self) -> Option<(f64, bool, &str)> {
-        let chained = self
-            .stages
-            .iter()
-            .filter_map(|s| Some((s, s.chained.as_ref()?)));
+        let chained = self.stages.iter().filter_map(|s| Some((s, s.chained.as_ref()?)));
         let size = |c: &Chained| c.ratio.unwrap_or(f64::INFINITY);
         let worst = chained.reduce(|a, b| if size(b.1) > size(a.1) { b } else { a })?;
         let mut all = self.stages.iter().filter_map(|s| s.chained.as_ref());
@@ -407,11 +396,7 @@ impl LayersReport {
                 Some(glob) => format!("; stages {glob}"),
                 None => String::new(),
             },
-            if q.reference_copy {
-                "; the reference reads another copy"
-            } else {
-                ""
-            }
+            if q.reference_copy { "; the reference reads another copy" } else { "" }
         )?;
         if let Some(recorded) = &q.ratchet {
             writeln!(text, "held to the ratchet's {recorded}")?;
@@ -441,17 +426,13 @@ impl LayersReport {
             (Some(attention), Some(mlp)) => format!("{attention} {mlp}"),
             _ => String::new(),
         };
-        let worst = row
-            .worst()
-            .map_or(String::new(), |stage| match stage.ratio {
-                Some(ratio) => format!("{ratio:.2e} {}", stage.stage),
-                None => format!("exact {}", stage.stage),
-            });
-        let chained = row
-            .chained()
-            .map_or(String::new(), |(ratio, within, stage)| {
-                format!("{ratio:.2e} {stage}{}", if within { "" } else { " beyond" })
-            });
+        let worst = row.worst().map_or(String::new(), |stage| match stage.ratio {
+            Some(ratio) => format!("{ratio:.2e} {}", stage.stage),
+            None => format!("exact {}", stage.stage),
+        });
+        let chained = row.chained().map_or(String::new(), |(ratio, within, stage)| {
+            format!("{ratio:.2e} {stage}{}", if within { "" } else { " beyond" })
+        });
         let h = row.h_max.map_or(String::new(), |h| format!("{h:.4}"));
         let mut line = format!(
             "{:<7}{kind:<10}{:<8} {worst:<22} {chained:<25} {h}",
@@ -470,11 +451,7 @@ impl LayersReport {
             if let Some(element) = stage.first.as_ref().or(stage.worst.as_ref()) {
                 let _ = write!(line, "{}", described(element));
             }
-            let _ = write!(
-                line,
-                "; {} of {} values beyond",
-                stage.mismatches, stage.count
-            );
+            let _ = write!(line, "; {} of {} values beyond", stage.mismatches, stage.count);
             if let Some(problem) = &stage.problem {
                 let _ = write!(line, "; {problem}");
             }
@@ -490,12 +467,7 @@ impl LayersReport {
     /// What stands below the rows.
     #[must_use]
     pub fn tail(&self) -> String {
-        let count = |verdict| {
-            self.rows
-                .iter()
-                .filter(|row| row.verdict == verdict)
-                .count()
-        };
+        let count = |verdict| self.rows.iter().filter(|row| row.verdict == verdict).count();
         let mut text = format!(
             "\n{} rows: {} within their local budgets, {} beyond, {} NOT RUN",
             self.rows.len(),
@@ -510,9 +482,8 @@ impl LayersReport {
             let _ = write!(text, ", interrupted before {}", self.outstanding.join(", "));
         }
         if let Some(worst) = &self.worst {
-            let ratio = worst
-                .ratio
-                .map_or("exact".to_owned(), |r| format!("{r:.2e} of its budget"));
+            let ratio =
+                worst.ratio.map_or("exact".to_owned(), |r| format!("{r:.2e} of its budget"));
             let _ = write!(text, "\nworst stage {}: {ratio}", worst.at);
         }
         text.push_str(&self.repetition());

@@ -17,15 +17,10 @@ impl LayersReport {
     pub fn heat_map(&self) -> Result<String, PlotError> {
         let present = |stage: &Stage| {
             let name = stage.name();
-            self.rows
-                .iter()
-                .any(|row| row.stages.iter().any(|s| s.stage == name))
+            self.rows.iter().any(|row| row.stages.iter().any(|s| s.stage == name))
         };
-        let columns: Vec<&str> = Stage::ALL
-            .iter()
-            .filter(|s| present(s))
-            .map(|s| s.name())
-            .collect();
+        let columns: Vec<&str> =
+            Stage::ALL.iter().filter(|s| present(s)).map(|s| s.name()).collect();
         let value = |row: &LayerRow, column: &&str| {
             let stage = row.stages.iter().find(|stage| stage.stage == **column)?;
             match (stage.verdict, stage.ratio) {
@@ -68,15 +63,7 @@ impl LayersReport {
         page.section("Heat map");
         page.figure(heat);
         page.section("Layers");
-        let header = [
-            "layer",
-            "kind",
-            "verdict",
-            "worst stage",
-            "local",
-            "chained",
-            "|h| max",
-        ];
+        let header = ["layer", "kind", "verdict", "worst stage", "local", "chained", "|h| max"];
         let header: Vec<String> = header.iter().map(|h| (*h).to_owned()).collect();
         let number = |v: Option<f64>| v.map_or("-".to_owned(), |v| format!("{v:.2e}"));
         let cells = |row: &LayerRow| {

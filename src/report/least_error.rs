@@ -140,11 +140,7 @@ impl LeastErrorReport {
             exponents: [TOP, BOTTOM],
             gates: gates.collect(),
             red_at_zero: table.red_at_zero.clone(),
-            sites: table
-                .rows
-                .iter()
-                .map(|row| SiteLine::of(row, &table.gates))
-                .collect(),
+            sites: table.rows.iter().map(|row| SiteLine::of(row, &table.gates)).collect(),
             clauses_without_site: without.collect(),
             provenance,
         };
@@ -226,19 +222,12 @@ impl LeastErrorReport {
         let names = |chosen: &dyn Fn(&SiteLine) -> bool| {
             let ids = self.sites.iter().filter(|site| chosen(site));
             let ids: Vec<&str> = ids.map(|site| site.id).collect();
-            if ids.is_empty() {
-                "none".to_owned()
-            } else {
-                ids.join(" ")
-            }
+            if ids.is_empty() { "none".to_owned() } else { ids.join(" ") }
         };
         let unseen = names(&|site| site.least().is_none());
         let large = names(&|site| site.least().is_some_and(|seen| seen.exponent > LARGE));
         writeln!(text, "\nsites that no gate sees: {unseen}")?;
-        writeln!(
-            text,
-            "sites of which only errors above 2^{LARGE} are seen: {large}"
-        )?;
+        writeln!(text, "sites of which only errors above 2^{LARGE} are seen: {large}")?;
         writeln!(
             text,
             "clauses of the model without a number to perturb (mutants cover them): {}",

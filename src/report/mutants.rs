@@ -127,21 +127,11 @@ impl MutantReport {
         provenance: Provenance,
     ) -> Self {
         let witnesses = matrix.witnesses();
-        let gates = matrix
-            .gates
-            .iter()
-            .enumerate()
-            .map(|(place, id)| GateSummary {
-                id: id.clone(),
-                kills: matrix
-                    .rows
-                    .iter()
-                    .filter(|r| r.verdicts[place] == Verdict::Fail)
-                    .count(),
-                witness: witnesses
-                    .get(id.as_str())
-                    .map(|mutant| (*mutant).to_owned()),
-            });
+        let gates = matrix.gates.iter().enumerate().map(|(place, id)| GateSummary {
+            id: id.clone(),
+            kills: matrix.rows.iter().filter(|r| r.verdicts[place] == Verdict::Fail).count(),
+            witness: witnesses.get(id.as_str()).map(|mutant| (*mutant).to_owned()),
+        });
         let coverage = tables
             .iter()
             .map(|(name, table)| TableCoverage::of(name, matrix.coverage(table)))
@@ -165,10 +155,7 @@ impl MutantReport {
     /// A survivor, an uncovered clause or a red control fails; no mutants at all is incomplete.
     #[must_use]
     pub fn exit(&self) -> Exit {
-        let uncovered = self
-            .coverage
-            .iter()
-            .any(|table| !table.uncovered.is_empty());
+        let uncovered = self.coverage.iter().any(|table| !table.uncovered.is_empty());
         let red_control = self.controls.iter().any(|line| line.killed);
         if self.mutants.is_empty() || self.controls.is_empty() {
             Exit::Incomplete
@@ -189,10 +176,7 @@ impl MutantReport {
     }
 
     fn write_text(&self, text: &mut String) -> std::fmt::Result {
-        writeln!(
-            text,
-            "k3-verify gates --mutants: which gate sees which mistake?"
-        )?;
+        writeln!(text, "k3-verify gates --mutants: which gate sees which mistake?")?;
         writeln!(
             text,
             "set {}; x = the gate turned red, . = green, - = not asked, as teacher forcing has \
@@ -247,16 +231,8 @@ impl MutantReport {
         }
         let red = self.controls.iter().filter(|line| line.killed).count();
         if red > 0 {
-            writeln!(
-                text,
-                "INVALID: {red} unmutated subjects are not green on this ladder"
-            )?;
+            writeln!(text, "INVALID: {red} unmutated subjects are not green on this ladder")?;
         }
-        writeln!(
-            text,
-            "{} mutants, {} survivors",
-            self.mutants.len(),
-            self.survivors
-        )
+        writeln!(text, "{} mutants, {} survivors", self.mutants.len(), self.survivors)
     }
 }

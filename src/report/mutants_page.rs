@@ -13,22 +13,14 @@ use super::svg::{HeatMap, PlotError, heat_map};
 ///
 /// [`PlotError`] when the canvas fails.
 pub fn plots(report: &MutantReport) -> Result<Vec<Plot>, PlotError> {
-    let broken: BTreeSet<&str> = report
-        .mutants
-        .iter()
-        .flat_map(|line| line.clauses.iter().copied())
-        .collect();
+    let broken: BTreeSet<&str> =
+        report.mutants.iter().flat_map(|line| line.clauses.iter().copied()).collect();
     let mut clauses: Vec<&str> = broken.into_iter().collect();
     clauses.sort_by_key(|id| (id[..1].to_owned(), id[1..].parse::<u32>().unwrap_or(0)));
     let share = |clause: &str, gate: &str| {
-        let of: Vec<&MutantLine> = report
-            .mutants
-            .iter()
-            .filter(|line| line.clauses.contains(&clause))
-            .collect();
-        let seen = of
-            .iter()
-            .filter(|line| line.killed_by.iter().any(|id| id == gate));
+        let of: Vec<&MutantLine> =
+            report.mutants.iter().filter(|line| line.clauses.contains(&clause)).collect();
+        let seen = of.iter().filter(|line| line.killed_by.iter().any(|id| id == gate));
         Some(100.0 * seen.count() as f64 / of.len() as f64)
     };
     let map = HeatMap {
@@ -90,10 +82,7 @@ pub fn page(report: &MutantReport, plots: &[Plot]) -> String {
             texts(&[&gate.id, &gate.kills.to_string(), witness])
         })
         .collect();
-    page.table(
-        &texts(&["gate", "kills", "a mutant that no earlier gate sees"]),
-        &gates,
-    );
+    page.table(&texts(&["gate", "kills", "a mutant that no earlier gate sees"]), &gates);
     page.section("Mutants");
     let mutants: Vec<Vec<String>> = report
         .mutants
@@ -102,24 +91,10 @@ pub fn page(report: &MutantReport, plots: &[Plot]) -> String {
             let word = if line.killed { "killed" } else { "SURVIVED" };
             let first = line.killed_by.first().map_or("", String::as_str);
             let clauses = line.clauses.join(" ");
-            texts(&[
-                word,
-                &line.family.to_string(),
-                &line.id,
-                &clauses,
-                &line.what,
-                first,
-            ])
+            texts(&[word, &line.family.to_string(), &line.id, &clauses, &line.what, first])
         })
         .collect();
-    let header = [
-        "fate",
-        "family",
-        "mutant",
-        "clauses",
-        "the mistake",
-        "first gate to see it",
-    ];
+    let header = ["fate", "family", "mutant", "clauses", "the mistake", "first gate to see it"];
     page.table(&texts(&header), &mutants);
     page.finish()
 }

@@ -138,13 +138,8 @@ struct Look {
     anchor: Anchor,
 }
 
-const LABEL: Look = Look {
-    size: TEXT_SIZE,
-    colour: INK,
-    bold: false,
-    upright: false,
-    anchor: Anchor::Middle,
-};
+const LABEL: Look =
+    Look { size: TEXT_SIZE, colour: INK, bold: false, upright: false, anchor: Anchor::Middle };
 
 /// Drawing in shown pixels on a canvas of twice the size. The first failure is kept.
 struct Canvas<'a> {
@@ -201,18 +196,14 @@ impl Canvas<'_> {
 
     /// A filled rectangle between places in drawn pixels.
     fn filled(&mut self, from: Fine, to: Fine, rgb: Rgb) {
-        let result = self
-            .area
-            .draw(&Rectangle::new([from, to], colour(rgb).filled()));
+        let result = self.area.draw(&Rectangle::new([from, to], colour(rgb).filled()));
         self.keep(result);
     }
 
     /// A rectangle that lets what is under it shine through faintly, in shown pixels.
     fn veil(&mut self, from: (i32, i32), to: (i32, i32)) {
         let corners = [(from.0 * FINE, from.1 * FINE), (to.0 * FINE, to.1 * FINE)];
-        let result = self
-            .area
-            .draw(&Rectangle::new(corners, WHITE.mix(0.85).filled()));
+        let result = self.area.draw(&Rectangle::new(corners, WHITE.mix(0.85).filled()));
         self.keep(result);
     }
 
@@ -222,19 +213,13 @@ impl Canvas<'_> {
         let paint = colour(rgb);
         let result = match marker {
             Marker::Circle => self.area.draw(&Circle::new(at, size, paint.filled())),
-            Marker::Ring => self
-                .area
-                .draw(&Circle::new(at, size, paint.stroke_width(4))),
+            Marker::Ring => self.area.draw(&Circle::new(at, size, paint.stroke_width(4))),
             Marker::Square => {
                 let corners = [(x - size + 1, y - size + 1), (x + size - 1, y + size - 1)];
                 self.area.draw(&Rectangle::new(corners, paint.filled()))
             }
             Marker::Triangle => {
-                let up = vec![
-                    (x, y - size - 1),
-                    (x + size, y + size),
-                    (x - size, y + size),
-                ];
+                let up = vec![(x, y - size - 1), (x + size, y + size), (x - size, y + size)];
                 self.area.draw(&Polygon::new(up, paint.filled()))
             }
             Marker::Diamond => {
@@ -242,26 +227,16 @@ impl Canvas<'_> {
                 let tips = vec![(x, y - tip), (x + tip, y), (x, y + tip), (x - tip, y)];
                 self.area.draw(&Polygon::new(tips, paint.filled()))
             }
-            Marker::Cross => self
-                .area
-                .draw(&Cross::new(at, size - 1, paint.stroke_width(4))),
+            Marker::Cross => self.area.draw(&Cross::new(at, size - 1, paint.stroke_width(4))),
         };
         self.keep(result);
     }
 
     /// A text at a place in shown pixels.
     fn text(&mut self, text: &str, at: (i32, i32), look: Look) {
-        let weight = if look.bold {
-            FontStyle::Bold
-        } else {
-            FontStyle::Normal
-        };
+        let weight = if look.bold { FontStyle::Bold } else { FontStyle::Normal };
         let font = FontDesc::new(FontFamily::SansSerif, f64::from(look.size * FINE), weight);
-        let font = if look.upright {
-            font.transform(FontTransform::Rotate270)
-        } else {
-            font
-        };
+        let font = if look.upright { font.transform(FontTransform::Rotate270) } else { font };
         let horizontal = match look.anchor {
             Anchor::Start => HPos::Left,
             Anchor::Middle => HPos::Center,
@@ -277,27 +252,9 @@ impl Canvas<'_> {
 
     /// Title and subtitle at the top left.
     fn headline(&mut self, title: &str, subtitle: &str) {
-        let start = Look {
-            anchor: Anchor::Start,
-            ..LABEL
-        };
-        self.text(
-            title,
-            (16, 20),
-            Look {
-                size: TITLE_SIZE,
-                bold: true,
-                ..start
-            },
-        );
-        self.text(
-            subtitle,
-            (16, 42),
-            Look {
-                colour: FAINT,
-                ..start
-            },
-        );
+        let start = Look { anchor: Anchor::Start, ..LABEL };
+        self.text(title, (16, 20), Look { size: TITLE_SIZE, bold: true, ..start });
+        self.text(subtitle, (16, 42), Look { colour: FAINT, ..start });
     }
 }
 
@@ -317,9 +274,7 @@ fn spaced(points: &[Fine], least: i32) -> Vec<Fine> {
 
 /// Labels are ASCII: widths are estimated, and fonts may lack anything else.
 fn ascii(text: &str) -> String {
-    text.chars()
-        .map(|c| if (' '..='~').contains(&c) { c } else { '?' })
-        .collect()
+    text.chars().map(|c| if (' '..='~').contains(&c) { c } else { '?' }).collect()
 }
 
 /// Runs `draw` on a white canvas and returns the SVG.
@@ -332,10 +287,7 @@ fn draw_svg(
     let mut svg = String::new();
     let failure = {
         let backend = SVGBackend::with_string(&mut svg, (width as u32, fine_height as u32));
-        let mut canvas = Canvas {
-            area: backend.into_drawing_area(),
-            failure: None,
-        };
+        let mut canvas = Canvas { area: backend.into_drawing_area(), failure: None };
         canvas.filled((0, 0), (width, fine_height), PAPER);
         draw(&mut canvas);
         let result = canvas.area.present();
@@ -343,10 +295,7 @@ fn draw_svg(
         canvas.failure
     };
     if let Some(reason) = failure {
-        return Err(PlotError {
-            title: title.to_string(),
-            reason,
-        });
+        return Err(PlotError { title: title.to_string(), reason });
     }
     // Shown at half the drawn size.
     let drawn = format!("<svg width=\"{width}\" height=\"{fine_height}\"");

@@ -96,10 +96,7 @@ impl SynthReport {
 
 fn write_probe(probe: &Probe, text: &mut String) -> std::fmt::Result {
     writeln!(text, "\nmeasured by the engine on {} tokens:", probe.tokens)?;
-    writeln!(
-        text,
-        "layer  kind   |h| rms   |h| max   router entropy, bits   experts used"
-    )?;
+    writeln!(text, "layer  kind   |h| rms   |h| max   router entropy, bits   experts used")?;
     for layer in &probe.layers {
         write!(
             text,
@@ -115,9 +112,5 @@ fn write_probe(probe: &Probe, text: &mut String) -> std::fmt::Result {
             None => writeln!(text, "   dense")?,
         }
     }
-    writeln!(
-        text,
-        "logits: rms {:.3}, max {:.3}",
-        probe.logits_rms, probe.logits_max
-    )
+    writeln!(text, "logits: rms {:.3}, max {:.3}", probe.logits_rms, probe.logits_max)
 }

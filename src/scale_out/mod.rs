@@ -99,10 +99,7 @@ impl Files {
     /// None for the released model.
     pub fn of_release() -> Result<(Self, ModelShape), PlanError> {
         let model = SynthModel::new(Preset::K3, Overrides::default(), 0)?;
-        let layout = Layout {
-            model: &model,
-            vision: true,
-        };
+        let layout = Layout { model: &model, vision: true };
         let layers = model.shape.layers.len();
         let mut sizes = BTreeMap::new();
         // Layers of one kind differ in the digits of their number alone, which the sizes show.
@@ -111,11 +108,7 @@ impl Files {
             sizes.insert(plan.file, plan.layout.file_bytes);
         }
         let file = |index| BTreeSet::from([layout.file_name(index)]);
-        let files = Self {
-            layers: (0..layers).map(file).collect(),
-            model: file(layers),
-            sizes,
-        };
+        let files = Self { layers: (0..layers).map(file).collect(), model: file(layers), sizes };
         Ok((files, model.shape))
     }
 
@@ -131,11 +124,7 @@ impl Files {
         };
         let mut model = BTreeSet::new();
         visit_model(shape, |tensor| model.extend(find(tensor.name)));
-        Self {
-            layers: (0..shape.layers.len()).map(of_layer).collect(),
-            model,
-            sizes,
-        }
+        Self { layers: (0..shape.layers.len()).map(of_layer).collect(), model, sizes }
     }
 }
 

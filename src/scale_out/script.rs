@@ -51,12 +51,7 @@ pub fn slurm(job: &Job<'_>) -> String {
         range = job.range,
     );
     for part in job.parts {
-        let _ = writeln!(
-            text,
-            "  {}) files=\"{}\" ;;",
-            part.index,
-            part.files.join(" ")
-        );
+        let _ = writeln!(text, "  {}) files=\"{}\" ;;", part.index, part.files.join(" "));
     }
     let _ = write!(
         text,

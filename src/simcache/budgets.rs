@@ -30,12 +30,7 @@ pub fn defaults(shape: &ModelShape) -> Vec<Budget> {
     if shape.expert_count() as u64 * shape.expert_bytes < LARGE_MODEL_BYTES {
         return Vec::new();
     }
-    LADDER_GB
-        .iter()
-        .map(|gb| Budget::Memory {
-            bytes: gb * 1_000_000_000,
-        })
-        .collect()
+    LADDER_GB.iter().map(|gb| Budget::Memory { bytes: gb * 1_000_000_000 }).collect()
 }
 
 /// Forecasts for all budgets; None if there are none.
@@ -68,44 +63,26 @@ pub fn forecast(
                 let split = |hits: &PolicyHits| best_split(bytes, machine, &demanded, hits);
                 (bytes, budget_rows(&lru, &policies, &optimum, chance, split))
             }
-            Budget::Preset {
-                name,
-                trunk_bytes,
-                expert_bytes,
-            } => {
+            Budget::Preset { name, trunk_bytes, expert_bytes } => {
                 let slots = (expert_bytes / trace.shape.expert_bytes) as usize;
                 let held = trunk_bytes.min(machine.trunk_bytes);
                 let fixed = |hits: &PolicyHits| {
                     let by_window = hits.at(slots)?;
                     let row = row_for(machine, &demanded, &hits.name, slots, by_window, held);
-                    Some(ForecastRow {
-                        preset: Some(name),
-                        ..row
-                    })
+                    Some(ForecastRow { preset: Some(name), ..row })
                 };
                 let memory = machine.fixed_bytes + held + expert_bytes;
-                (
-                    memory,
-                    budget_rows(&lru, &policies, &optimum, chance, fixed),
-                )
+                (memory, budget_rows(&lru, &policies, &optimum, chance, fixed))
             }
         };
         let Some((best, rows)) = rows else {
             let least = u64::from(trace.shape.top_k) * trace.shape.expert_bytes;
             let needed_bytes = machine.fixed_bytes + least;
-            forecast.too_small.push(TooSmall {
-                memory_bytes: memory,
-                needed_bytes,
-            });
+            forecast.too_small.push(TooSmall { memory_bytes: memory, needed_bytes });
             continue;
         };
-        let pinned = studied
-            .pinned
-            .iter()
-            .find(|row| row.slot_count == best.slot_count);
-        forecast
-            .recommendations
-            .push(recommend(&best, pinned, studied, &lru, machine));
+        let pinned = studied.pinned.iter().find(|row| row.slot_count == best.slot_count);
+        forecast.recommendations.push(recommend(&best, pinned, studied, &lru, machine));
         forecast.rows.extend(rows);
     }
     forecast.splits = split_curves(studied, &demanded, machine, budgets, &policies);
@@ -130,11 +107,8 @@ fn budget_rows(
     row: impl Fn(&PolicyHits) -> Option<ForecastRow>,
 ) -> Option<(ForecastRow, Vec<ForecastRow>)> {
     let ours = |row: &ForecastRow| row.policy == PolicyName::LayerCycle.as_str();
-    let mut candidates: Vec<ForecastRow> = policies
-        .iter()
-        .filter(|hits| hits.name != "random")
-        .filter_map(&row)
-        .collect();
+    let mut candidates: Vec<ForecastRow> =
+        policies.iter().filter(|hits| hits.name != "random").filter_map(&row).collect();
     candidates.sort_by_key(|row| !ours(row));
     let mut best: Option<ForecastRow> = None;
     for row in candidates {
@@ -162,15 +136,9 @@ fn split_advice(demanded: &Demanded, policies: &[PolicyHits]) -> String {
     let saved_per_slot = |hits: &PolicyHits| {
         let rates = hits.points.iter().map(|(slots, by_window)| {
             let rate = sum_over(demanded.focus, by_window) as f64 / requests.max(1) as f64;
-            (
-                rate * demanded.requests_per_token as f64 / *slots as f64,
-                *slots,
-            )
+            (rate * demanded.requests_per_token as f64 / *slots as f64, *slots)
         });
-        rates.fold(
-            (0.0, 0),
-            |best: (f64, usize), rate| if rate.0 > best.0 { rate } else { best },
-        )
+        rates.fold((0.0, 0), |best: (f64, usize), rate| if rate.0 > best.0 { rate } else { best })
     };
     let mut best = ("none", 0.0, 0);
     for hits in policies.iter().filter(|hits| hits.name != "random") {
@@ -180,11 +148,7 @@ fn split_advice(demanded: &Demanded, policies: &[PolicyHits]) -> String {
         }
     }
     let (policy, saved, slots) = best;
-    let order = if saved < 1.0 {
-        "trunk first"
-    } else {
-        "it depends on the budget"
-    };
+    let order = if saved < 1.0 { "trunk first" } else { "it depends on the budget" };
     format!(
         "a GB of trunk held saves 1 GB of reading for every token, a GB of expert slots at most \
          {saved:.2} GB ({policy}, {slots} slots): {order}"
@@ -219,15 +183,10 @@ fn policy_hits(studied: &Studied, plan: &ViewPlan) -> Vec<PolicyHits> {
 }
 
 fn curve_hits(name: &str, curve: &Curve, plan: &ViewPlan) -> PolicyHits {
-    let points = plan
-        .slot_counts
-        .iter()
-        .filter(|&&slots| slots >= curve.first_slot_count);
+    let points = plan.slot_counts.iter().filter(|&&slots| slots >= curve.first_slot_count);
     PolicyHits {
         name: name.to_string(),
-        points: points
-            .map(|&slots| (slots, curve.by_window(slots)))
-            .collect(),
+        points: points.map(|&slots| (slots, curve.by_window(slots))).collect(),
     }
 }
 
@@ -239,9 +198,7 @@ fn recommend(
     machine: &Machine,
 ) -> Recommendation {
     let requests = sum_over(studied.focus, &studied.workload.request_counts);
-    let lru_hits = lru
-        .at(best.slot_count)
-        .map_or(0, |hits| sum_over(studied.focus, hits));
+    let lru_hits = lru.at(best.slot_count).map_or(0, |hits| sum_over(studied.focus, hits));
     let mut reason = format!(
         "{} hits {:.2} % at {} slots, LRU {:.2} %",
         best.policy,
@@ -253,10 +210,7 @@ fn recommend(
     reason += &match machine.trunk_bytes {
         0 => String::new(),
         all if held >= all => "; the whole trunk is held".to_string(),
-        all => format!(
-            "; {:.0} % of the trunk is held",
-            100.0 * held as f64 / all as f64
-        ),
+        all => format!("; {:.0} % of the trunk is held", 100.0 * held as f64 / all as f64),
     };
     let mut pins = Vec::new();
     if let Some(row) = pinned {
@@ -291,18 +245,9 @@ fn pin_list(studied: &Studied, count: usize) -> Vec<HotExpert> {
     let workload = &studied.workload;
     let hot = |&expert: &u32| {
         let key = workload.shape.key(expert);
-        let uses = workload
-            .groups
-            .iter()
-            .filter(|group| !Window::JUDGED.contains(&group.window));
-        let uses = uses
-            .filter(|group| workload.experts_of(group).contains(&expert))
-            .count();
-        HotExpert {
-            layer: key.layer,
-            expert: key.expert,
-            request_count: uses as u32,
-        }
+        let uses = workload.groups.iter().filter(|group| !Window::JUDGED.contains(&group.window));
+        let uses = uses.filter(|group| workload.experts_of(group).contains(&expert)).count();
+        HotExpert { layer: key.layer, expert: key.expert, request_count: uses as u32 }
     };
     trained_pins(workload, count).iter().map(hot).collect()
 }
@@ -330,14 +275,8 @@ fn split_curves(
         (0..count).map(|place| memories[memories.len() - 1 - place * memories.len() / count]);
     let mut chosen: Vec<u64> = chosen.collect();
     chosen.sort_unstable();
-    let best = policies
-        .iter()
-        .find(|hits| hits.name == "layer-cycle")
-        .or(policies.first());
-    chosen
-        .into_iter()
-        .map(|memory| split_curve(studied, demanded, machine, memory, best))
-        .collect()
+    let best = policies.iter().find(|hits| hits.name == "layer-cycle").or(policies.first());
+    chosen.into_iter().map(|memory| split_curve(studied, demanded, machine, memory, best)).collect()
 }
 
 fn split_curve(
@@ -352,11 +291,7 @@ fn split_curve(
     let first = studied.lru.first_slot_count;
     let mut slots: Vec<usize> = (0..=SPLIT_POINTS)
         .map(|point| first + (most - first) * point / SPLIT_POINTS)
-        .chain(
-            policy
-                .iter()
-                .flat_map(|hits| hits.points.iter().map(|point| point.0)),
-        )
+        .chain(policy.iter().flat_map(|hits| hits.points.iter().map(|point| point.0)))
         .filter(|slots| (first..=most).contains(slots))
         .collect();
     slots.sort_unstable();
@@ -375,8 +310,5 @@ fn split_curve(
             policy_seconds: policy.and_then(|hits| hits.at(slot_count)).map(seconds),
         }
     };
-    SplitCurve {
-        memory_bytes: memory,
-        points: slots.into_iter().map(point).collect(),
-    }
+    SplitCurve { memory_bytes: memory, points: slots.into_iter().map(point).collect() }
 }

@@ -66,10 +66,7 @@ pub struct InUse {
 
 impl InUse {
     fn new(slot_count: usize) -> Self {
-        InUse {
-            stamps: vec![0; slot_count],
-            epoch: 0,
-        }
+        InUse { stamps: vec![0; slot_count], epoch: 0 }
     }
 
     /// Whether a slot is in use.
@@ -128,11 +125,7 @@ pub struct SlotTable {
 impl std::fmt::Debug for SlotTable {
     fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
         let slots = self.expert_in.len();
-        write!(
-            f,
-            "SlotTable({} of {slots} slots, {:?})",
-            self.filled, self.counters
-        )
+        write!(f, "SlotTable({} of {slots} slots, {:?})", self.filled, self.counters)
     }
 }
 
@@ -196,10 +189,7 @@ impl SlotTable {
     ) -> Result<(), CacheError> {
         let slot_count = self.slot_count();
         if group.len() > slot_count {
-            return Err(CacheError::GroupTooLarge {
-                slot_count,
-                group: group.len(),
-            });
+            return Err(CacheError::GroupTooLarge { slot_count, group: group.len() });
         }
         match reserve {
             Reserve::Late => self.serve_late(group, &mut sink),
@@ -214,14 +204,10 @@ impl SlotTable {
         if group.len() <= self.slot_count() {
             return vec![group.to_vec()];
         }
-        let (mut order, missing): (Vec<u32>, Vec<u32>) = group
-            .iter()
-            .partition(|&&expert| self.slot_of(expert).is_some());
+        let (mut order, missing): (Vec<u32>, Vec<u32>) =
+            group.iter().partition(|&&expert| self.slot_of(expert).is_some());
         order.extend(missing);
-        order
-            .chunks(self.slot_count())
-            .map(<[u32]>::to_vec)
-            .collect()
+        order.chunks(self.slot_count()).map(<[u32]>::to_vec).collect()
     }
 
     /// Loads experts that nobody has asked for yet; those resident are left alone. Gives those that
@@ -229,17 +215,10 @@ impl SlotTable {
     pub fn prefetch(&mut self, experts: &[u32]) -> Result<Vec<Served>, CacheError> {
         let slot_count = self.slot_count();
         if experts.len() > slot_count {
-            return Err(CacheError::GroupTooLarge {
-                slot_count,
-                group: experts.len(),
-            });
+            return Err(CacheError::GroupTooLarge { slot_count, group: experts.len() });
         }
         self.in_use.clear();
-        for slot in experts
-            .iter()
-            .filter_map(|&expert| self.slot_of(expert))
-            .collect::<Vec<_>>()
-        {
+        for slot in experts.iter().filter_map(|&expert| self.slot_of(expert)).collect::<Vec<_>>() {
             self.in_use.insert(slot);
         }
         let mut read = Vec::new();
@@ -248,11 +227,7 @@ impl SlotTable {
                 let outcome = self.load(expert);
                 let slot = self.slot_of[expert as usize];
                 self.counters.prefetch_reads += 1;
-                read.push(Served {
-                    expert,
-                    slot,
-                    outcome,
-                });
+                read.push(Served { expert, slot, outcome });
             }
         }
         Ok(read)
@@ -268,11 +243,7 @@ impl SlotTable {
         }
         for &expert in group {
             let outcome = self.find_or_load(expert);
-            sink(Served {
-                expert,
-                slot: self.slot_of[expert as usize],
-                outcome,
-            });
+            sink(Served { expert, slot: self.slot_of[expert as usize], outcome });
         }
         for &expert in group {
             self.mark_used(expert);
@@ -294,11 +265,7 @@ impl SlotTable {
                 None => self.find_or_load(expert),
             };
             let slot = self.slot_of[expert as usize];
-            sink(Served {
-                expert,
-                slot,
-                outcome,
-            });
+            sink(Served { expert, slot, outcome });
             self.mark_used(expert);
             self.in_use.remove(slot);
         }
@@ -320,10 +287,7 @@ impl SlotTable {
             self.filled - 1
         } else {
             let slot = self.policy.victim(expert, &self.in_use);
-            assert!(
-                !self.in_use.contains(slot),
-                "a policy gave away a slot in use"
-            );
+            assert!(!self.in_use.contains(slot), "a policy gave away a slot in use");
             let victim = self.expert_in[slot as usize];
             self.slot_of[victim as usize] = EMPTY;
             self.counters.evictions += 1;

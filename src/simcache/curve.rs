@@ -42,10 +42,7 @@ impl Depths {
                 *value = total;
             }
         }
-        Curve {
-            hits,
-            first_slot_count: workload.largest_group,
-        }
+        Curve { hits, first_slot_count: workload.largest_group }
     }
 }
 

@@ -35,36 +35,12 @@ pub struct Preset {
 
 /// The published presets, smallest first.
 pub const PRESETS: [Preset; 6] = [
-    Preset {
-        name: "ultra",
-        trunk_gb: 2.5,
-        expert_gb: 0.31,
-    },
-    Preset {
-        name: "laptop",
-        trunk_gb: 3.0,
-        expert_gb: 1.0,
-    },
-    Preset {
-        name: "desktop",
-        trunk_gb: 16.0,
-        expert_gb: 10.0,
-    },
-    Preset {
-        name: "workstation",
-        trunk_gb: 60.0,
-        expert_gb: 30.0,
-    },
-    Preset {
-        name: "server",
-        trunk_gb: 110.0,
-        expert_gb: 13.0,
-    },
-    Preset {
-        name: "max",
-        trunk_gb: 110.0,
-        expert_gb: 109.0,
-    },
+    Preset { name: "ultra", trunk_gb: 2.5, expert_gb: 0.31 },
+    Preset { name: "laptop", trunk_gb: 3.0, expert_gb: 1.0 },
+    Preset { name: "desktop", trunk_gb: 16.0, expert_gb: 10.0 },
+    Preset { name: "workstation", trunk_gb: 60.0, expert_gb: 30.0 },
+    Preset { name: "server", trunk_gb: 110.0, expert_gb: 13.0 },
+    Preset { name: "max", trunk_gb: 110.0, expert_gb: 109.0 },
 ];
 
 /// The machine a forecast is for.
@@ -114,10 +90,7 @@ pub struct PolicyHits {
 impl PolicyHits {
     /// Hits at exactly this capacity.
     pub fn at(&self, slot_count: usize) -> Option<&ByWindow> {
-        let place = self
-            .points
-            .binary_search_by_key(&slot_count, |point| point.0)
-            .ok()?;
+        let place = self.points.binary_search_by_key(&slot_count, |point| point.0).ok()?;
         Some(&self.points[place].1)
     }
 }
@@ -204,10 +177,7 @@ pub fn best_split(
         let held = (left - slot_bytes).min(machine.trunk_bytes);
         let mut row = forecast(machine, demanded, &hits.name, slot_count, by_window, held);
         row.memory_bytes = memory;
-        if best
-            .as_ref()
-            .is_none_or(|best| row.seconds_per_token < best.seconds_per_token)
-        {
+        if best.as_ref().is_none_or(|best| row.seconds_per_token < best.seconds_per_token) {
             best = Some(row);
         }
     }
@@ -226,11 +196,7 @@ pub fn forecast(
     let expert_bytes = demanded.shape.expert_bytes as f64;
     let requests = sum_over(demanded.focus, &demanded.request_counts);
     let focused = sum_over(demanded.focus, hits);
-    let missed = if requests == 0 {
-        0.0
-    } else {
-        (requests - focused) as f64 / requests as f64
-    };
+    let missed = if requests == 0 { 0.0 } else { (requests - focused) as f64 / requests as f64 };
     let expert_read = missed * demanded.requests_per_token as f64 * expert_bytes;
     let trunk_read = (machine.trunk_bytes - trunk_held_bytes.min(machine.trunk_bytes)) as f64;
     let rate = machine.disk_bytes_per_second;
@@ -277,10 +243,7 @@ pub fn fit_time(points: &[(f64, f64)]) -> Option<TimeFit> {
     let mean_x = points.iter().map(|point| point.0).sum::<f64>() / count;
     let mean_y = points.iter().map(|point| point.1).sum::<f64>() / count;
     let xx: f64 = points.iter().map(|point| (point.0 - mean_x).powi(2)).sum();
-    let xy: f64 = points
-        .iter()
-        .map(|point| (point.0 - mean_x) * (point.1 - mean_y))
-        .sum();
+    let xy: f64 = points.iter().map(|point| (point.0 - mean_x) * (point.1 - mean_y)).sum();
     let slope = xy / xx;
     if !slope.is_finite() || slope <= 0.0 {
         return None;
@@ -292,14 +255,7 @@ pub fn fit_time(points: &[(f64, f64)]) -> Option<TimeFit> {
         let xx: f64 = points.iter().map(|point| point.0.powi(2)).sum();
         xy / xx
     };
-    let slope = if compute < 0.0 {
-        through_origin()
-    } else {
-        slope
-    };
+    let slope = if compute < 0.0 { through_origin() } else { slope };
     let compute_seconds = rounded_fine(compute.max(0.0));
-    Some(TimeFit {
-        compute_seconds,
-        disk_bytes_per_second: (1e9 / slope).round(),
-    })
+    Some(TimeFit { compute_seconds, disk_bytes_per_second: (1e9 / slope).round() })
 }

@@ -51,9 +51,7 @@ pub fn cyclic(shape: &ModelShape, prefill_positions: u32, decode_positions: u32)
     let positions = prefill_positions + decode_positions;
     let row = |position: u32| {
         let first = position * shape.top_k;
-        (first..first + shape.top_k)
-            .map(|expert| expert % shape.experts_per_layer)
-            .collect()
+        (first..first + shape.top_k).map(|expert| expert % shape.experts_per_layer).collect()
     };
     let layer: Vec<Vec<u32>> = (0..positions).map(row).collect();
     let layers = (shape.layer_count - shape.first_moe_layer) as usize;
@@ -78,39 +76,20 @@ pub fn from_rows(shape: &ModelShape, prefill_positions: u32, rows: &[Vec<Vec<u32
     let mut first_position = 0;
     while first_position < positions {
         let prefill = first_position < prefill_positions;
-        let (phase, position_count) = if prefill {
-            (Phase::Prefill, prefill_positions)
-        } else {
-            (Phase::Decode, 1)
-        };
+        let (phase, position_count) =
+            if prefill { (Phase::Prefill, prefill_positions) } else { (Phase::Decode, 1) };
         let chunk = trace.chunks.len() as u32;
-        trace.steps.push(Step {
-            phase,
-            first_position,
-            position_count,
-        });
-        trace.chunks.push(Chunk {
-            step: chunk,
-            first_position,
-            position_count,
-        });
+        trace.steps.push(Step { phase, first_position, position_count });
+        trace.chunks.push(Chunk { step: chunk, first_position, position_count });
         for (place, layer_rows) in rows.iter().enumerate() {
             let layer = shape.first_moe_layer + place as u32;
             for position in first_position..first_position + position_count {
                 let row = &layer_rows[position as usize];
                 let (first, count) = (trace.requests.len() as u32, row.len() as u32);
-                let experts = row
-                    .iter()
-                    .map(|expert| layer * shape.experts_per_layer + expert);
+                let experts = row.iter().map(|expert| layer * shape.experts_per_layer + expert);
                 trace.requests.extend(experts);
                 let layer = layer as u16;
-                trace.demands.push(Demand {
-                    chunk,
-                    position,
-                    layer,
-                    first,
-                    count,
-                });
+                trace.demands.push(Demand { chunk, position, layer, first, count });
             }
         }
         first_position += position_count;
@@ -176,10 +155,8 @@ mod tests {
             seed: 42,
         };
         let trace = zipf(&spec);
-        let experts: Vec<u16> = trace.requests[..32]
-            .iter()
-            .map(|&expert| trace.shape.key(expert).expert)
-            .collect();
+        let experts: Vec<u16> =
+            trace.requests[..32].iter().map(|&expert| trace.shape.key(expert).expert).collect();
         assert_eq!(experts, FIRST_OF_SEED_42);
         assert_eq!(trace.requests.len(), 3 * 92 * 16);
     }

@@ -30,18 +30,8 @@ const MODELS: [Model; 3] = [
         Requests::Batch,
         Reserve::Early,
     ),
-    (
-        "late",
-        "LRU, batches, hits first",
-        Requests::Batch,
-        Reserve::Late,
-    ),
-    (
-        "plain",
-        "LRU, requests one by one",
-        Requests::Single,
-        Reserve::Late,
-    ),
+    ("late", "LRU, batches, hits first", Requests::Batch, Reserve::Late),
+    ("plain", "LRU, requests one by one", Requests::Single, Reserve::Late),
 ];
 
 /// Compares; None if the trace has no single position.
@@ -56,11 +46,7 @@ pub fn compare(trace: &Trace, rungs: &[Rung], plan: &StudyPlan) -> Option<Measur
         .par_iter()
         .map(|rung| {
             let last = |(_, _, requests, reserve): &Model| {
-                let workload = if *requests == Requests::Batch {
-                    &batch
-                } else {
-                    &single
-                };
+                let workload = if *requests == Requests::Batch { &batch } else { &single };
                 let slots = rung.slot_count.min(trace.shape.expert_count());
                 let policy = PolicyName::Lru.build(&trace.shape, slots);
                 let hits = replay(workload, slots, policy, *reserve).ok()?;
@@ -69,14 +55,11 @@ pub fn compare(trace: &Trace, rungs: &[Rung], plan: &StudyPlan) -> Option<Measur
             MODELS.iter().map(last).collect()
         })
         .collect();
-    let models: Vec<MeasuredModel> = (0..MODELS.len())
-        .map(|model| judge(model, rungs, &hits, request_count))
-        .collect();
+    let models: Vec<MeasuredModel> =
+        (0..MODELS.len()).map(|model| judge(model, rungs, &hits, request_count)).collect();
     let deciding = (0..models.len()).max_by(|&a, &b| {
         let order = models[a].exact_rungs.cmp(&models[b].exact_rungs);
-        let error = models[b]
-            .largest_error_points
-            .total_cmp(&models[a].largest_error_points);
+        let error = models[b].largest_error_points.total_cmp(&models[a].largest_error_points);
         // Ties go to the first.
         order.then(error).then(b.cmp(&a))
     })?;
@@ -89,9 +72,7 @@ pub fn compare(trace: &Trace, rungs: &[Rung], plan: &StudyPlan) -> Option<Measur
     let (time, time_is_fitted) = add_seconds(&mut rows, rungs, plan);
     let differences = differences(rungs, &hits, request_count, deciding);
     let largest = |errors: &mut dyn Iterator<Item = f64>| {
-        errors.fold(None, |most: Option<f64>, e| {
-            Some(most.map_or(e, |most| most.max(e)))
-        })
+        errors.fold(None, |most: Option<f64>, e| Some(most.map_or(e, |most| most.max(e))))
     };
     let seconds = |row: &MeasuredRow| Some((row.measured_seconds? - row.forecast_seconds?).abs());
     let bytes = |row: &MeasuredRow| Some((row.measured_gb? - row.forecast_gb).abs());
@@ -113,10 +94,7 @@ pub fn compare(trace: &Trace, rungs: &[Rung], plan: &StudyPlan) -> Option<Measur
 
 /// Whether a forecast is the measured rate to the decimals the rate was printed with.
 fn agrees(rung: &Rung, forecast_percent: f64) -> bool {
-    let printed = format!(
-        "{forecast_percent:.decimals$}",
-        decimals = rung.hit_decimals
-    );
+    let printed = format!("{forecast_percent:.decimals$}", decimals = rung.hit_decimals);
     printed.parse() == Ok(rung.hit_percent)
 }
 
@@ -139,12 +117,7 @@ fn judge(
             None => largest = 100.0,
         }
     }
-    MeasuredModel {
-        name,
-        description,
-        exact_rungs,
-        largest_error_points: rounded(largest),
-    }
+    MeasuredModel { name, description, exact_rungs, largest_error_points: rounded(largest) }
 }
 
 fn row(
@@ -155,10 +128,8 @@ fn row(
     gb_per_token: f64,
 ) -> MeasuredRow {
     let hits: Vec<u64> = hits.iter().map(|hits| hits.unwrap_or(0)).collect();
-    let forecast_percent: Vec<f64> = hits
-        .iter()
-        .map(|&hits| percent(hits, request_count))
-        .collect();
+    let forecast_percent: Vec<f64> =
+        hits.iter().map(|&hits| percent(hits, request_count)).collect();
     let missed = 1.0 - hits[deciding] as f64 / request_count as f64;
     MeasuredRow {
         total_gb: rung.total_gb,
@@ -217,10 +188,7 @@ fn differences(
             .map(|model| match hits[model] {
                 Some(hits) => {
                     let rate = percent(hits, request_count);
-                    format!(
-                        "{} ({}) {hits} hits = {rate:.2} %",
-                        MODELS[model].1, MODELS[model].0
-                    )
+                    format!("{} ({}) {hits} hits = {rate:.2} %", MODELS[model].1, MODELS[model].0)
                 }
                 None => format!("{} cannot serve a batch", MODELS[model].1),
             })

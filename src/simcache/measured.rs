@@ -87,31 +87,17 @@ pub fn parse(text: &str) -> Result<Vec<Rung>, LadderError> {
             return Err(LadderError::MissingColumn(needed));
         }
     }
-    let rungs: Vec<Rung> = lines
-        .map(|(line, text)| parse_rung(line, text, &names))
-        .collect::<Result<_, _>>()?;
-    if rungs.is_empty() {
-        Err(LadderError::Empty)
-    } else {
-        Ok(rungs)
-    }
+    let rungs: Vec<Rung> =
+        lines.map(|(line, text)| parse_rung(line, text, &names)).collect::<Result<_, _>>()?;
+    if rungs.is_empty() { Err(LadderError::Empty) } else { Ok(rungs) }
 }
 
 fn parse_rung(line: usize, text: &str, names: &[&str]) -> Result<Rung, LadderError> {
     let fields: Vec<&str> = text.split('\t').map(str::trim).collect();
     if fields.len() != names.len() {
-        return Err(LadderError::Ragged {
-            line,
-            fields: fields.len(),
-            expected: names.len(),
-        });
+        return Err(LadderError::Ragged { line, fields: fields.len(), expected: names.len() });
     }
-    let field = |column: &str| {
-        names
-            .iter()
-            .position(|name| *name == column)
-            .map(|at| fields[at])
-    };
+    let field = |column: &str| names.iter().position(|name| *name == column).map(|at| fields[at]);
     let number = |column: &'static str, most: f64, expected: &'static str| {
         let Some(value) = field(column) else {
             return Ok(None);
@@ -120,12 +106,7 @@ fn parse_rung(line: usize, text: &str, names: &[&str]) -> Result<Rung, LadderErr
             Ok(number) if (0.0..=most).contains(&number) => Ok(Some(number)),
             _ => {
                 let value = value.to_string();
-                Err(LadderError::BadNumber {
-                    line,
-                    column,
-                    value,
-                    expected,
-                })
+                Err(LadderError::BadNumber { line, column, value, expected })
             }
         }
     };
@@ -134,12 +115,7 @@ fn parse_rung(line: usize, text: &str, names: &[&str]) -> Result<Rung, LadderErr
     let slot_count = slots.parse::<usize>().ok().filter(|&slots| slots > 0);
     let Some(slot_count) = slot_count else {
         let (column, value, expected) = ("cache_slots", slots.to_string(), "a number above 0");
-        return Err(LadderError::BadNumber {
-            line,
-            column,
-            value,
-            expected,
-        });
+        return Err(LadderError::BadNumber { line, column, value, expected });
     };
     let hit_percent = number("expert_hit_true", 100.0, "a percentage")?.unwrap_or_default();
     let decimals = field("expert_hit_true").and_then(|text| text.split_once('.'));

@@ -59,10 +59,7 @@ pub fn replay(workload: &Workload, slot_count: usize, admission: Admission) -> B
             continue;
         }
         let (experts, next) = (workload.experts_of(group), &next[group.experts.clone()]);
-        let resident = experts
-            .iter()
-            .filter(|&&expert| cache.holds(expert))
-            .count();
+        let resident = experts.iter().filter(|&&expert| cache.holds(expert)).count();
         hits[group.window as usize] += resident as u64;
         if experts.len() <= slot_count {
             cache.serve(experts, next);
@@ -119,10 +116,7 @@ impl Clairvoyant {
         let members = experts.iter().copied().zip(next.iter().copied());
         let (resident, missing): (Vec<_>, Vec<_>) = members.partition(|one| self.holds(one.0));
         let (experts, next): (Vec<u32>, Vec<u32>) = resident.into_iter().chain(missing).unzip();
-        for (experts, next) in experts
-            .chunks(self.slot_count)
-            .zip(next.chunks(self.slot_count))
-        {
+        for (experts, next) in experts.chunks(self.slot_count).zip(next.chunks(self.slot_count)) {
             self.serve(experts, next);
         }
     }
@@ -131,8 +125,7 @@ impl Clairvoyant {
         for (&expert, &next) in experts.iter().zip(next) {
             let was = std::mem::replace(&mut self.next_use[expert as usize], next);
             self.resident_count += usize::from(was == NOWHERE);
-            self.furthest
-                .push(u64::from(next) << 32 | u64::from(!expert));
+            self.furthest.push(u64::from(next) << 32 | u64::from(!expert));
         }
     }
 
@@ -212,8 +205,7 @@ impl OptimumStack {
             }
         }
         let old_length = self.expert_at.len();
-        self.expert_at
-            .resize(old_length.max(members.len()), NOWHERE);
+        self.expert_at.resize(old_length.max(members.len()), NOWHERE);
         for (position, at) in members.enumerate() {
             self.place(position, workload.experts[at], next[at]);
         }
@@ -232,8 +224,7 @@ impl OptimumStack {
             if displaced == HOLE {
                 holes -= 1;
             } else {
-                self.pool
-                    .push(Reverse((displaced, self.expert_at[position])));
+                self.pool.push(Reverse((displaced, self.expert_at[position])));
             }
             self.place(position, expert, soonest);
             from = position + 1;
@@ -261,10 +252,7 @@ struct MaximumTree {
 impl MaximumTree {
     fn new(length: usize) -> MaximumTree {
         let leaves = length.next_power_of_two();
-        MaximumTree {
-            nodes: vec![0; 2 * leaves],
-            leaves,
-        }
+        MaximumTree { nodes: vec![0; 2 * leaves], leaves }
     }
 
     fn get(&self, position: usize) -> u32 {

@@ -81,10 +81,7 @@ pub fn recognise(trace: &Trace) -> Recognition {
         Ok(evidence) => Recognition::Recompute(evidence),
         Err(reason) => {
             let positions_per_sweep = sweeps.iter().map(|sweep| sweep.positions as u32).collect();
-            Recognition::Incremental {
-                positions_per_sweep,
-                reason,
-            }
+            Recognition::Incremental { positions_per_sweep, reason }
         }
     }
 }
@@ -109,16 +106,8 @@ pub fn mark_steps(trace: &mut Trace, recognition: &Recognition) {
             (false, _) => (Phase::Prefill, next_position),
         };
         next_position = first_position + positions;
-        trace.steps.push(Step {
-            phase,
-            first_position,
-            position_count: positions,
-        });
-        trace.chunks.push(Chunk {
-            step: index as u32,
-            first_position,
-            position_count: positions,
-        });
+        trace.steps.push(Step { phase, first_position, position_count: positions });
+        trace.chunks.push(Chunk { step: index as u32, first_position, position_count: positions });
         for (row, demand) in trace.demands[sweep.first..sweep.end].iter_mut().enumerate() {
             demand.chunk = index as u32;
             demand.position = first_position + row as u32 % positions;
@@ -145,34 +134,17 @@ pub fn relinearise(trace: &Trace) -> Option<Trace> {
     let mut begin = 0;
     while begin < last.positions {
         let count = if begin == 0 { first.positions } else { 1 };
-        let phase = if begin == 0 {
-            Phase::Prefill
-        } else {
-            Phase::Decode
-        };
+        let phase = if begin == 0 { Phase::Prefill } else { Phase::Decode };
         let (first_position, position_count) = (begin as u32, count as u32);
         let chunk = linear.chunks.len() as u32;
-        linear.steps.push(Step {
-            phase,
-            first_position,
-            position_count,
-        });
-        linear.chunks.push(Chunk {
-            step: chunk,
-            first_position,
-            position_count,
-        });
+        linear.steps.push(Step { phase, first_position, position_count });
+        linear.chunks.push(Chunk { step: chunk, first_position, position_count });
         let layers = (last.end - last.first) / last.positions;
         for (layer, place) in (0..layers).flat_map(|layer| (0..count).map(move |p| (layer, p))) {
             let row = &trace.demands[last.first + layer * last.positions + begin + place];
             let (first, position) = (linear.requests.len() as u32, (begin + place) as u32);
             linear.requests.extend_from_slice(trace.experts(row));
-            linear.demands.push(Demand {
-                chunk,
-                position,
-                first,
-                ..*row
-            });
+            linear.demands.push(Demand { chunk, position, first, ..*row });
         }
         begin += count;
     }
@@ -182,15 +154,10 @@ pub fn relinearise(trace: &Trace) -> Option<Trace> {
 /// Cuts the demands into passes and checks that each is complete.
 fn find_sweeps(trace: &Trace) -> Result<Vec<Sweep>, String> {
     let demands = &trace.demands;
-    if let Some(short) = demands
-        .iter()
-        .position(|demand| demand.count != trace.shape.top_k)
-    {
+    if let Some(short) = demands.iter().position(|demand| demand.count != trace.shape.top_k) {
         let count = demands[short].count;
         let top_k = trace.shape.top_k;
-        return Err(format!(
-            "demand {short} has {count} experts where top-k is {top_k}"
-        ));
+        return Err(format!("demand {short} has {count} experts where top-k is {top_k}"));
     }
     let mut bounds = vec![0];
     bounds.extend((1..demands.len()).filter(|&i| demands[i].layer < demands[i - 1].layer));
@@ -202,22 +169,14 @@ fn find_sweeps(trace: &Trace) -> Result<Vec<Sweep>, String> {
         let rows = end - first;
         if layers.is_empty() || rows % layers.len() != 0 {
             let layer_count = layers.len();
-            return Err(format!(
-                "sweep {index} has {rows} rows, no multiple of {layer_count}"
-            ));
+            return Err(format!("sweep {index} has {rows} rows, no multiple of {layer_count}"));
         }
         let positions = rows / layers.len();
         let regular = (0..rows).all(|row| demands[first + row].layer == layers[row / positions]);
         if !regular {
-            return Err(format!(
-                "sweep {index} does not ask every layer for {positions} rows"
-            ));
+            return Err(format!("sweep {index} does not ask every layer for {positions} rows"));
         }
-        sweeps.push(Sweep {
-            first,
-            end,
-            positions,
-        });
+        sweeps.push(Sweep { first, end, positions });
     }
     Ok(sweeps)
 }
@@ -233,10 +192,7 @@ fn recompute_evidence(trace: &Trace, sweeps: &[Sweep]) -> Result<RecomputeEviden
         let (before, after) = (pair[0], pair[1]);
         if after.positions != before.positions + 1 {
             let (had, has) = (before.positions, after.positions);
-            return Err(format!(
-                "pass {} runs {has} positions after {had}",
-                index + 1
-            ));
+            return Err(format!("pass {} runs {has} positions after {had}", index + 1));
         }
         for row in 0..moe_layer_count * before.positions {
             let (layer, place) = (row / before.positions, row % before.positions);

@@ -57,10 +57,8 @@ pub fn page(report: &Report, plots: &[Plot]) -> String {
     prefetch_section(&mut page, report);
     for run in &report.recorded_runs {
         page.section("Recorded run");
-        let verdict = run
-            .difference
-            .as_deref()
-            .unwrap_or("the replay decides the same, every time");
+        let verdict =
+            run.difference.as_deref().unwrap_or("the replay decides the same, every time");
         page.paragraph(&format!("{} decisions: {verdict}", run.decision_count));
     }
     if !report.notes.is_empty() {
@@ -90,13 +88,7 @@ fn view_section(page: &mut Page, view: &View, report: &Report, plots: &[Plot]) {
     }
     let (header, rows) = tables::capacity_table(&view.rows, &report.settings.machine);
     page.table(&header, &rows);
-    for what in [
-        "hit-rate",
-        "bytes-per-token",
-        "reuse-distance",
-        "reuse",
-        "reuse-by-layer",
-    ] {
+    for what in ["hit-rate", "bytes-per-token", "reuse-distance", "reuse", "reuse-by-layer"] {
         let name = format!("{what}-{}", view.order);
         if let Some(plot) = plots.iter().find(|plot| plot.0 == name) {
             page.figure(&plot.1);
@@ -110,10 +102,7 @@ fn view_section(page: &mut Page, view: &View, report: &Report, plots: &[Plot]) {
         page.table(&header, &rows);
     }
     let hottest = view.hottest.iter().map(|hot| {
-        format!(
-            "layer {} expert {}: {} requests",
-            hot.layer, hot.expert, hot.request_count
-        )
+        format!("layer {} expert {}: {} requests", hot.layer, hot.expert, hot.request_count)
     });
     page.paragraph("Hottest experts:");
     page.list(&hottest.collect::<Vec<_>>());

@@ -21,10 +21,7 @@ pub fn plots(report: &Report) -> Result<Vec<Plot>, PlotError> {
     for view in &report.views {
         let name = |what: &str| format!("{what}-{}", view.order);
         plots.push((name("hit-rate"), line_chart(&hit_rates(view, report))?));
-        plots.push((
-            name("bytes-per-token"),
-            line_chart(&bytes_per_token(view, report))?,
-        ));
+        plots.push((name("bytes-per-token"), line_chart(&bytes_per_token(view, report))?));
         plots.push((name("reuse-distance"), bar_chart(&reuse_distances(view))?));
         if let Some(map) = reuse_heat(view, report) {
             plots.push((name("reuse"), heat_map(&map)?));
@@ -33,23 +30,13 @@ pub fn plots(report: &Report) -> Result<Vec<Plot>, PlotError> {
             plots.push((name("reuse-by-layer"), line_chart(&chart)?));
         }
     }
-    if let Some(forecast) = report
-        .forecast
-        .as_ref()
-        .filter(|forecast| !forecast.splits.is_empty())
+    if let Some(forecast) = report.forecast.as_ref().filter(|forecast| !forecast.splits.is_empty())
     {
         plots.push(("split".to_string(), line_chart(&splits(forecast, report))?));
     }
     if let Some(measured) = &report.measured {
-        plots.push((
-            "measured-hit-rate".to_string(),
-            line_chart(&measured_rates(measured))?,
-        ));
-        if measured
-            .rows
-            .iter()
-            .any(|row| row.measured_seconds.is_some())
-        {
+        plots.push(("measured-hit-rate".to_string(), line_chart(&measured_rates(measured))?));
+        if measured.rows.iter().any(|row| row.measured_seconds.is_some()) {
             let chart = measured_seconds(measured);
             plots.push(("measured-seconds".to_string(), line_chart(&chart)?));
         }
@@ -58,14 +45,7 @@ pub fn plots(report: &Report) -> Result<Vec<Plot>, PlotError> {
 }
 
 fn line(name: &str, points: Vec<(f64, f64)>, colour: Colour, width: u32) -> Series {
-    Series {
-        name: name.to_string(),
-        points,
-        colour,
-        width,
-        dashed: false,
-        marker: None,
-    }
+    Series { name: name.to_string(), points, colour, width, dashed: false, marker: None }
 }
 
 fn of_requests(hits: u64, requests: u64) -> f64 {
@@ -76,11 +56,7 @@ fn of_requests(hits: u64, requests: u64) -> f64 {
 fn steps(view: &View, focus_hits: &[u64]) -> Vec<(f64, f64)> {
     let slots = |index: usize| (view.first_slot_count + index) as f64;
     let rate = |&hits: &u64| of_requests(hits, view.focus_request_count);
-    focus_hits
-        .iter()
-        .enumerate()
-        .map(|(index, hits)| (slots(index), rate(hits)))
-        .collect()
+    focus_hits.iter().enumerate().map(|(index, hits)| (slots(index), rate(hits))).collect()
 }
 
 /// Colour, marker and width by policy: LRU and ours stand out, the others are thin.
@@ -90,13 +66,8 @@ fn look(policy: &str, place: usize) -> (Colour, Option<Marker>, u32) {
         "layer-cycle" => (Colour::Vermillion, Some(Marker::Circle), 2),
         "random" => (Colour::Grey, Some(Marker::Cross), 1),
         _ => {
-            let colours = [
-                Colour::Sky,
-                Colour::Orange,
-                Colour::Olive,
-                Colour::Purple,
-                Colour::Green,
-            ];
+            let colours =
+                [Colour::Sky, Colour::Orange, Colour::Olive, Colour::Purple, Colour::Green];
             let marker = MARKERS[(place + 1) % MARKERS.len()];
             (colours[place % colours.len()], Some(marker), 1)
         }
@@ -118,10 +89,7 @@ fn grid_series(view: &View, y: impl Fn(&super::report::PolicyResult) -> f64) -> 
             Some((row.slot_count as f64, y(result)))
         });
         let (colour, marker, width) = look(name, place);
-        Series {
-            marker,
-            ..line(name, points.collect(), colour, width)
-        }
+        Series { marker, ..line(name, points.collect(), colour, width) }
     });
     series.collect()
 }
@@ -142,20 +110,10 @@ fn scope(view: &View) -> String {
 }
 
 fn hit_rates(view: &View, report: &Report) -> LineChart {
-    let mut series = vec![line(
-        "lru",
-        steps(view, &view.lru_curve.focus_hits),
-        Colour::Blue,
-        2,
-    )];
+    let mut series = vec![line("lru", steps(view, &view.lru_curve.focus_hits), Colour::Blue, 2)];
     series.push(Series {
         dashed: true,
-        ..line(
-            "optimum (forced)",
-            steps(view, &view.optimum_curve.focus_hits),
-            Colour::Black,
-            2,
-        )
+        ..line("optimum (forced)", steps(view, &view.optimum_curve.focus_hits), Colour::Black, 2)
     });
     series.extend(grid_series(view, |result| result.hit_percent));
     let mut marks = vec![
@@ -165,10 +123,7 @@ fn hit_rates(view: &View, report: &Report) -> LineChart {
         ),
         Mark::AtX(
             view.requests_per_token as f64,
-            format!(
-                "one token: {} slots",
-                number(view.requests_per_token as f64)
-            ),
+            format!("one token: {} slots", number(view.requests_per_token as f64)),
         ),
     ];
     if let Some(plateau) = &view.plateau {
@@ -177,19 +132,13 @@ fn hit_rates(view: &View, report: &Report) -> LineChart {
             plateau.hit_percent,
             number(plateau.to_slots as f64)
         );
-        marks.push(Mark::Point(
-            plateau.to_slots as f64,
-            plateau.hit_percent,
-            words,
-        ));
+        marks.push(Mark::Point(plateau.to_slots as f64, plateau.hit_percent, words));
     }
     let per_gb = 1e9 / report.trace.shape.expert_bytes as f64;
     LineChart {
         title: format!("Hit rate by cache size, {}", view.order),
         subtitle: scope(view),
-        x: Axis::logarithmic(&format!(
-            "expert slots (log scale; 1 GB = {per_gb:.1} slots)"
-        )),
+        x: Axis::logarithmic(&format!("expert slots (log scale; 1 GB = {per_gb:.1} slots)")),
         y: Axis::linear("hit rate, %").within(0.0, percent_top(view.ceiling_percent)),
         series,
         marks,
@@ -211,16 +160,9 @@ fn orders(report: &Report) -> LineChart {
         series.push(line(&format!("lru, {order}"), lru, colour, 2));
         let optimum = steps(view, &view.optimum_curve.focus_hits);
         let name = format!("optimum, {order}");
-        series.push(Series {
-            dashed: true,
-            ..line(&name, optimum, colour, 2)
-        });
+        series.push(Series { dashed: true, ..line(&name, optimum, colour, 2) });
     }
-    let highest = report
-        .views
-        .iter()
-        .map(|view| view.ceiling_percent)
-        .fold(0.0, f64::max);
+    let highest = report.views.iter().map(|view| view.ceiling_percent).fold(0.0, f64::max);
     LineChart {
         title: "The same routing in two orders".to_string(),
         subtitle: "recorded computes the prefix again at every step; decode is what an engine \
@@ -238,33 +180,15 @@ fn bytes_per_token(view: &View, report: &Report) -> LineChart {
     let whole = view.requests_per_token as f64 * expert_gb;
     let read = |(slots, rate): (f64, f64)| (slots * expert_gb, whole * (1.0 - rate / 100.0));
     let curve = |hits: &[u64]| steps(view, hits).into_iter().map(read).collect();
-    let mut series = vec![line(
-        "lru",
-        curve(&view.lru_curve.focus_hits),
-        Colour::Blue,
-        2,
-    )];
+    let mut series = vec![line("lru", curve(&view.lru_curve.focus_hits), Colour::Blue, 2)];
     series.push(Series {
         dashed: true,
-        ..line(
-            "optimum (forced)",
-            curve(&view.optimum_curve.focus_hits),
-            Colour::Black,
-            2,
-        )
+        ..line("optimum (forced)", curve(&view.optimum_curve.focus_hits), Colour::Black, 2)
     });
-    series.extend(
-        grid_series(view, |result| result.expert_gb_per_token)
-            .into_iter()
-            .map(|s| {
-                let points = s
-                    .points
-                    .iter()
-                    .map(|&(slots, gb)| (slots * expert_gb, gb))
-                    .collect();
-                Series { points, ..s }
-            }),
-    );
+    series.extend(grid_series(view, |result| result.expert_gb_per_token).into_iter().map(|s| {
+        let points = s.points.iter().map(|&(slots, gb)| (slots * expert_gb, gb)).collect();
+        Series { points, ..s }
+    }));
     let marks = vec![Mark::AtX(whole, format!("one token: {whole:.2} GB"))];
     LineChart {
         title: format!("Experts read per token, {}", view.order),
@@ -299,11 +223,7 @@ fn reuse_heat(view: &View, report: &Report) -> Option<HeatMap> {
     let reuse = view.reuse.as_ref()?;
     let width = reuse.positions.len().div_ceil(HEAT_COLUMNS);
     let average = |cells: &[Option<u32>]| {
-        let known: Vec<f64> = cells
-            .iter()
-            .flatten()
-            .map(|&count| f64::from(count))
-            .collect();
+        let known: Vec<f64> = cells.iter().flatten().map(|&count| f64::from(count)).collect();
         (!known.is_empty()).then(|| known.iter().sum::<f64>() / known.len() as f64)
     };
     Some(HeatMap {
@@ -316,11 +236,7 @@ fn reuse_heat(view: &View, report: &Report) -> Option<HeatMap> {
         },
         y_label: "layer".to_string(),
         value_label: "experts shared".to_string(),
-        columns: reuse
-            .positions
-            .chunks(width)
-            .map(|part| part[0].to_string())
-            .collect(),
+        columns: reuse.positions.chunks(width).map(|part| part[0].to_string()).collect(),
         rows: reuse.layers.iter().map(u16::to_string).collect(),
         values: reuse
             .shared_counts
@@ -337,10 +253,7 @@ fn reuse_by_layer(view: &View, report: &Report) -> Option<LineChart> {
     let points = layers.zip(reuse.mean_by_layer.iter().copied()).collect();
     let top_k = f64::from(report.trace.shape.top_k);
     Some(LineChart {
-        title: format!(
-            "Experts shared with the token before, by layer, {}",
-            view.order
-        ),
+        title: format!("Experts shared with the token before, by layer, {}", view.order),
         subtitle: format!("mean over {} positions", reuse.positions.len()),
         x: Axis::linear("layer"),
         y: Axis::linear(&format!("experts shared, of {top_k}")).within(0.0, top_k),
@@ -350,12 +263,7 @@ fn reuse_by_layer(view: &View, report: &Report) -> Option<LineChart> {
 }
 
 fn splits(forecast: &Forecast, report: &Report) -> LineChart {
-    let colours = [
-        Colour::Blue,
-        Colour::Green,
-        Colour::Vermillion,
-        Colour::Purple,
-    ];
+    let colours = [Colour::Blue, Colour::Green, Colour::Vermillion, Colour::Purple];
     let policy = if report.settings.policies.contains(&"layer-cycle") {
         "layer-cycle"
     } else {
@@ -366,25 +274,16 @@ fn splits(forecast: &Forecast, report: &Report) -> LineChart {
     for (split, colour) in forecast.splits.iter().zip(colours) {
         let memory = split.memory_bytes as f64 / 1e9;
         let share = |gb: f64| gb / memory * 100.0;
-        let lru = split
-            .points
-            .iter()
-            .map(|p| (share(p.expert_slot_gb), p.lru_seconds));
+        let lru = split.points.iter().map(|p| (share(p.expert_slot_gb), p.lru_seconds));
         let name = format!("{memory:.0} GB lru");
-        series.push(Series {
-            dashed: true,
-            ..line(&name, lru.collect(), colour, 1)
-        });
+        series.push(Series { dashed: true, ..line(&name, lru.collect(), colour, 1) });
         let ours = split
             .points
             .iter()
             .filter_map(|point| Some((share(point.expert_slot_gb), point.policy_seconds?)));
         let name = format!("{memory:.0} GB {policy}");
         let marker = Some(Marker::Circle);
-        series.push(Series {
-            marker,
-            ..line(&name, ours.collect(), colour, 2)
-        });
+        series.push(Series { marker, ..line(&name, ours.collect(), colour, 2) });
         if let Some((x, y)) = quickest(split) {
             marks.push(Mark::Point(share(x), y, format!("{y:.1} s")));
         }
@@ -402,10 +301,7 @@ fn splits(forecast: &Forecast, report: &Report) -> LineChart {
 
 fn highest_split(forecast: &Forecast) -> f64 {
     let points = forecast.splits.iter().flat_map(|split| &split.points);
-    points
-        .map(|point| point.lru_seconds)
-        .fold(0.0, f64::max)
-        .max(1e-9)
+    points.map(|point| point.lru_seconds).fold(0.0, f64::max).max(1e-9)
 }
 
 /// Expert GB and seconds of the quickest split with any policy.
@@ -423,26 +319,15 @@ fn quickest(split: &SplitCurve) -> Option<(f64, f64)> {
 }
 
 fn measured_rates(measured: &Measured) -> LineChart {
-    let deciding = measured
-        .models
-        .iter()
-        .position(|model| model.name == measured.model);
+    let deciding = measured.models.iter().position(|model| model.name == measured.model);
     let forecast = measured.rows.iter().map(|row| {
-        (
-            row.slot_count as f64,
-            deciding.map_or(0.0, |model| row.forecast_percent[model]),
-        )
+        (row.slot_count as f64, deciding.map_or(0.0, |model| row.forecast_percent[model]))
     });
-    let points = measured
+    let points = measured.rows.iter().map(|row| (row.slot_count as f64, row.measured_percent));
+    let rates = measured
         .rows
         .iter()
-        .map(|row| (row.slot_count as f64, row.measured_percent));
-    let rates = measured.rows.iter().flat_map(|row| {
-        row.forecast_percent
-            .iter()
-            .copied()
-            .chain([row.measured_percent])
-    });
+        .flat_map(|row| row.forecast_percent.iter().copied().chain([row.measured_percent]));
     let highest_rate = rates.fold(0.0, f64::max);
     let verdict = if measured.exact {
         format!("exact at all {} rungs", measured.rows.len())
@@ -472,17 +357,10 @@ fn measured_seconds(measured: &Measured) -> LineChart {
     let x = |row: &super::report::MeasuredRow| row.total_gb.unwrap_or(row.slot_count as f64);
     let budgets = measured.rows.iter().all(|row| row.total_gb.is_some());
     let pick = |value: fn(&super::report::MeasuredRow) -> Option<f64>| {
-        let points = measured
-            .rows
-            .iter()
-            .filter_map(|row| Some((x(row), value(row)?)));
+        let points = measured.rows.iter().filter_map(|row| Some((x(row), value(row)?)));
         points.collect::<Vec<_>>()
     };
-    let how = if measured.time_is_fitted {
-        "fitted to these rows"
-    } else {
-        "as given"
-    };
+    let how = if measured.time_is_fitted { "fitted to these rows" } else { "as given" };
     let error = measured.largest_seconds_error.unwrap_or(0.0);
     LineChart {
         title: "Forecast against measured: seconds per token".to_string(),
@@ -494,20 +372,10 @@ fn measured_seconds(measured: &Measured) -> LineChart {
         }),
         y: Axis::linear("seconds per token").within(0.0, highest(measured) * 1.1),
         series: vec![
-            line(
-                "forecast",
-                pick(|row| row.forecast_seconds),
-                Colour::Blue,
-                2,
-            ),
+            line("forecast", pick(|row| row.forecast_seconds), Colour::Blue, 2),
             Series {
                 marker: Some(Marker::Ring),
-                ..line(
-                    "measured",
-                    pick(|row| row.measured_seconds),
-                    Colour::Vermillion,
-                    0,
-                )
+                ..line("measured", pick(|row| row.measured_seconds), Colour::Vermillion, 0)
             },
         ],
         marks: Vec::new(),
@@ -515,9 +383,6 @@ fn measured_seconds(measured: &Measured) -> LineChart {
 }
 
 fn highest(measured: &Measured) -> f64 {
-    let values = measured
-        .rows
-        .iter()
-        .flat_map(|row| [row.measured_seconds, row.forecast_seconds]);
+    let values = measured.rows.iter().flat_map(|row| [row.measured_seconds, row.forecast_seconds]);
     values.flatten().fold(0.0, f64::max).max(1e-9)
 }

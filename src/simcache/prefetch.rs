@@ -79,9 +79,7 @@ impl FromStr for PrefetchPlan {
         let count = count.parse().ok().filter(|_| digits);
         Ok(Self {
             predictor: predictor.ok_or_else(wrong)?,
-            count: count
-                .filter(|count| (1..=MAX_COUNT).contains(count))
-                .ok_or_else(wrong)?,
+            count: count.filter(|count| (1..=MAX_COUNT).contains(count)).ok_or_else(wrong)?,
         })
     }
 }
@@ -235,10 +233,7 @@ pub fn replay(
     let experts = workload.shape.expert_count();
     let policy = policy.build(&workload.shape, slot_count);
     let mut table = SlotTable::new(experts, slot_count, policy)?;
-    let plan = PrefetchPlan {
-        count: plan.count.min(slot_count),
-        ..plan
-    };
+    let plan = PrefetchPlan { count: plan.count.min(slot_count), ..plan };
     let mut history = History::new(workload);
     let mut counts = PrefetchCounts::default();
     // Read ahead for the layer at hand and not asked for yet; thrown out to read ahead.
@@ -359,10 +354,7 @@ mod tests {
 
     #[test]
     fn a_plan_is_a_name_and_a_count() {
-        let plan = PrefetchPlan {
-            predictor: Predictor::PreviousToken,
-            count: 16,
-        };
+        let plan = PrefetchPlan { predictor: Predictor::PreviousToken, count: 16 };
         assert_eq!("previous-token:16".parse(), Ok(plan));
         for bad in [
             "",

@@ -41,11 +41,7 @@ pub fn check(trace: &Trace) -> Option<RecordedRun> {
         return None;
     }
     let count = |wanted: fn(&Outcome) -> bool| {
-        trace
-            .decisions
-            .iter()
-            .filter(|decision| wanted(&decision.outcome))
-            .count() as u64
+        trace.decisions.iter().filter(|decision| wanted(&decision.outcome)).count() as u64
     };
     let mut run = RecordedRun {
         slot_count: header.slot_count,
@@ -70,9 +66,7 @@ pub fn check(trace: &Trace) -> Option<RecordedRun> {
 /// Counters and decisions of a replay with the header's settings, prefetches included.
 fn replay(trace: &Trace) -> Result<(Counters, Vec<Decision>), String> {
     let header = trace.header.as_ref().ok_or("the trace has no header")?;
-    let requests = header
-        .requests
-        .ok_or("the header does not state the request unit")?;
+    let requests = header.requests.ok_or("the header does not state the request unit")?;
     let policy = PolicyName::from_name(&header.policy)
         .ok_or_else(|| format!("policy '{}' is not known", header.policy))?;
     let slots = header.slot_count as usize;
@@ -86,34 +80,19 @@ fn replay(trace: &Trace) -> Result<(Counters, Vec<Decision>), String> {
         while let Some(due) =
             prefetches.next_if(|prefetch| prefetch.before_demand as usize <= group.demands.start)
         {
-            table
-                .prefetch(&due.experts)
-                .map_err(|error| error.to_string())?;
+            table.prefetch(&due.experts).map_err(|error| error.to_string())?;
         }
         let note = |served: Served| {
-            decisions.push(Decision {
-                expert: served.expert,
-                outcome: served.outcome,
-            });
+            decisions.push(Decision { expert: served.expert, outcome: served.outcome });
         };
-        serve_group(
-            &mut table,
-            &workload,
-            group,
-            header.reserve.unwrap_or(Reserve::Late),
-            note,
-        )
-        .map_err(|error| error.to_string())?;
+        serve_group(&mut table, &workload, group, header.reserve.unwrap_or(Reserve::Late), note)
+            .map_err(|error| error.to_string())?;
     }
     Ok((table.counters(), decisions))
 }
 
 fn first_difference(trace: &Trace, replayed: &[Decision]) -> Option<String> {
-    let differs = trace
-        .decisions
-        .iter()
-        .zip(replayed)
-        .position(|(a, b)| a != b);
+    let differs = trace.decisions.iter().zip(replayed).position(|(a, b)| a != b);
     if let Some(at) = differs {
         let name = |expert: u32| {
             let key = trace.shape.key(expert);
@@ -127,9 +106,7 @@ fn first_difference(trace: &Trace, replayed: &[Decision]) -> Option<String> {
             }
         };
         let (recorded, replayed) = (say(&trace.decisions[at]), say(&replayed[at]));
-        return Some(format!(
-            "decision {at}: recorded {recorded}, replayed {replayed}"
-        ));
+        return Some(format!("decision {at}: recorded {recorded}, replayed {replayed}"));
     }
     let (recorded, replayed) = (trace.decisions.len(), replayed.len());
     (recorded != replayed).then(|| format!("{recorded} decisions recorded, {replayed} replayed"))

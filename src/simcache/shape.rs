@@ -82,11 +82,7 @@ impl ModelShape {
             return Some(("experts_per_layer", value, "1 to 65535"));
         }
         if experts > u64::from(MAX_EXPERTS) {
-            return Some((
-                "experts_per_layer",
-                experts,
-                "at most 16777216 experts in all layers",
-            ));
+            return Some(("experts_per_layer", experts, "at most 16777216 experts in all layers"));
         }
         if self.top_k == 0 || self.top_k > self.experts_per_layer {
             return Some(("top_k", u64::from(self.top_k), "1 to experts_per_layer"));
@@ -105,18 +101,9 @@ mod tests {
     #[test]
     fn index_and_key_are_inverse_at_the_corners() {
         for key in [
-            ExpertKey {
-                layer: 0,
-                expert: 0,
-            },
-            ExpertKey {
-                layer: 0,
-                expert: 895,
-            },
-            ExpertKey {
-                layer: 92,
-                expert: 895,
-            },
+            ExpertKey { layer: 0, expert: 0 },
+            ExpertKey { layer: 0, expert: 895 },
+            ExpertKey { layer: 92, expert: 895 },
         ] {
             assert_eq!(ModelShape::K3.key(ModelShape::K3.index(key)), key);
         }
@@ -127,43 +114,15 @@ mod tests {
     fn every_bad_field_is_named() {
         let k3 = ModelShape::K3;
         let cases = [
+            (ModelShape { layer_count: 0, ..k3 }, "layer_count"),
+            (ModelShape { first_moe_layer: 93, ..k3 }, "first_moe_layer"),
+            (ModelShape { experts_per_layer: 0, ..k3 }, "experts_per_layer"),
             (
-                ModelShape {
-                    layer_count: 0,
-                    ..k3
-                },
-                "layer_count",
-            ),
-            (
-                ModelShape {
-                    first_moe_layer: 93,
-                    ..k3
-                },
-                "first_moe_layer",
-            ),
-            (
-                ModelShape {
-                    experts_per_layer: 0,
-                    ..k3
-                },
-                "experts_per_layer",
-            ),
-            (
-                ModelShape {
-                    layer_count: 4096,
-                    experts_per_layer: 60_000,
-                    ..k3
-                },
+                ModelShape { layer_count: 4096, experts_per_layer: 60_000, ..k3 },
                 "experts_per_layer",
             ),
             (ModelShape { top_k: 897, ..k3 }, "top_k"),
-            (
-                ModelShape {
-                    expert_bytes: 0,
-                    ..k3
-                },
-                "expert_bytes",
-            ),
+            (ModelShape { expert_bytes: 0, ..k3 }, "expert_bytes"),
         ];
         for (shape, field) in cases {
             assert_eq!(shape.first_bad_field().map(|bad| bad.0), Some(field));

@@ -17,9 +17,7 @@ struct Fenwick {
 
 impl Fenwick {
     fn new(length: usize) -> Fenwick {
-        Fenwick {
-            sums: vec![0; length + 1],
-        }
+        Fenwick { sums: vec![0; length + 1] }
     }
 
     fn add(&mut self, at: usize, delta: i32) {
@@ -71,10 +69,7 @@ pub fn distances(workload: &Workload) -> Vec<Option<u32>> {
 
 /// LRU's hits at every number of slots.
 pub fn lru_curve(workload: &Workload, distances: &[Option<u32>]) -> Curve {
-    let distinct_count = distances
-        .iter()
-        .filter(|distance| distance.is_none())
-        .count();
+    let distinct_count = distances.iter().filter(|distance| distance.is_none()).count();
     let mut depths = Depths::new(distinct_count);
     for group in &workload.groups {
         depths.record_repeats(group.window, group.repeat_count);

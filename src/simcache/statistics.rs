@@ -23,18 +23,13 @@ pub fn hottest(trace: &Trace, count: usize) -> Vec<HotExpert> {
     for &expert in &trace.requests {
         uses[expert as usize] += 1;
     }
-    let mut ranked: Vec<u32> = (0..uses.len() as u32)
-        .filter(|&expert| uses[expert as usize] > 0)
-        .collect();
+    let mut ranked: Vec<u32> =
+        (0..uses.len() as u32).filter(|&expert| uses[expert as usize] > 0).collect();
     ranked.sort_by_key(|&expert| (std::cmp::Reverse(uses[expert as usize]), expert));
     let hot = |&expert: &u32| {
         let key = trace.shape.key(expert);
         let request_count = uses[expert as usize];
-        HotExpert {
-            layer: key.layer,
-            expert: key.expert,
-            request_count,
-        }
+        HotExpert { layer: key.layer, expert: key.expert, request_count }
     };
     ranked.iter().take(count).map(hot).collect()
 }
@@ -70,11 +65,7 @@ pub fn reuse(trace: &Trace) -> Option<Reuse> {
         let before = last[place].replace(demand);
         if let Some(before) = before.filter(|before| before.position + 1 == demand.position) {
             let old = trace.experts(before);
-            let count = trace
-                .experts(demand)
-                .iter()
-                .filter(|expert| old.contains(expert))
-                .count();
+            let count = trace.experts(demand).iter().filter(|expert| old.contains(expert)).count();
             shared.push((place, demand.position, count as u32));
         }
     }
@@ -87,10 +78,8 @@ pub fn reuse(trace: &Trace) -> Option<Reuse> {
             shared_counts[place][column] = Some(count);
         }
     }
-    let mean_by_layer: Vec<f64> = shared_counts
-        .iter()
-        .map(|row| mean_of(row.iter().flatten()))
-        .collect();
+    let mean_by_layer: Vec<f64> =
+        shared_counts.iter().map(|row| mean_of(row.iter().flatten())).collect();
     let mean = mean_of(shared_counts.iter().flatten().flatten());
     (!positions.is_empty()).then_some(Reuse {
         layers,
@@ -102,14 +91,9 @@ pub fn reuse(trace: &Trace) -> Option<Reuse> {
 }
 
 fn mean_of<'a>(values: impl Iterator<Item = &'a u32>) -> f64 {
-    let (sum, count) = values.fold((0_u64, 0_u64), |(sum, count), &value| {
-        (sum + u64::from(value), count + 1)
-    });
-    if count == 0 {
-        0.0
-    } else {
-        sum as f64 / count as f64
-    }
+    let (sum, count) =
+        values.fold((0_u64, 0_u64), |(sum, count), &value| (sum + u64::from(value), count + 1));
+    if count == 0 { 0.0 } else { sum as f64 / count as f64 }
 }
 
 /// Four decimals, for rates: enough for a report, short in JSON.
@@ -124,11 +108,7 @@ pub fn rounded_fine(value: f64) -> f64 {
 
 /// `part` of `whole` in percent, four decimals; 0 of nothing is 0.
 pub fn percent(part: u64, whole: u64) -> f64 {
-    if whole == 0 {
-        0.0
-    } else {
-        rounded(100.0 * part as f64 / whole as f64)
-    }
+    if whole == 0 { 0.0 } else { rounded(100.0 * part as f64 / whole as f64) }
 }
 
 /// Lookups whose reuse distance lies in one range.
@@ -154,11 +134,7 @@ pub fn distance_histogram(distances: &[Option<u32>]) -> (Vec<DistanceBucket>, u6
         let bucket = distance.max(&1).ilog2() as usize;
         while buckets.len() <= bucket {
             let from = 1_u32 << buckets.len();
-            buckets.push(DistanceBucket {
-                from,
-                to: from + (from - 1),
-                count: 0,
-            });
+            buckets.push(DistanceBucket { from, to: from + (from - 1), count: 0 });
         }
         buckets[bucket].count += 1;
     }
@@ -205,9 +181,5 @@ pub fn plateau(
         }
     }
     let (from_slots, to_slots) = best?;
-    Some(Plateau {
-        from_slots,
-        to_slots,
-        hit_percent: rate(to_slots),
-    })
+    Some(Plateau { from_slots, to_slots, hit_percent: rate(to_slots) })
 }

@@ -96,10 +96,7 @@ pub fn run(mut traces: Vec<Trace>, plan: &StudyPlan) -> Result<Report, StudyErro
     let recorded = join(&traces)?;
     let main = &orders[0].trace;
     let (requests, requests_note) = unit(main, plan);
-    let budgets = plan
-        .budgets
-        .clone()
-        .unwrap_or_else(|| budgets::defaults(&main.shape));
+    let budgets = plan.budgets.clone().unwrap_or_else(|| budgets::defaults(&main.shape));
     let table_slot_counts = table_grid(main, plan);
     let view_plan = ViewPlan {
         requests,
@@ -123,19 +120,11 @@ pub fn run(mut traces: Vec<Trace>, plan: &StudyPlan) -> Result<Report, StudyErro
         schema: "k3-verify.simcache",
         schema_version: SCHEMA_VERSION,
         trace: summary(&traces, &recorded, plan),
-        order: OrderReport {
-            asked: plan.order,
-            recognition,
-            finding,
-        },
+        order: OrderReport { asked: plan.order, recognition, finding },
         settings: Settings {
             requests,
             reserve: plan.reserve,
-            policies: view_plan
-                .policies
-                .iter()
-                .map(|policy| policy.as_str())
-                .collect(),
+            policies: view_plan.policies.iter().map(|policy| policy.as_str()).collect(),
             optimum: "forced admission: what is used is stored (the bound); bypass is a note",
             pinned_share: PINNED_SHARE,
             machine: plan.machine,
@@ -243,15 +232,9 @@ fn orders(
     recognition: &[Recognition],
     plan: &StudyPlan,
 ) -> Result<Vec<OrderedTrace>, StudyError> {
-    let recomputes = recognition
-        .iter()
-        .any(|found| matches!(found, Recognition::Recompute(_)));
+    let recomputes = recognition.iter().any(|found| matches!(found, Recognition::Recompute(_)));
     let recorded = |caveat| -> Result<OrderedTrace, StudyError> {
-        Ok(OrderedTrace {
-            name: "recorded",
-            trace: filtered(join(traces)?, plan)?,
-            caveat,
-        })
+        Ok(OrderedTrace { name: "recorded", trace: filtered(join(traces)?, plan)?, caveat })
     };
     let artefact = recomputes.then(|| {
         "this order computes the whole prefix again at every step: its reuse is re-computation, \
@@ -261,9 +244,8 @@ fn orders(
     match plan.order {
         Order::Recorded => return Ok(vec![recorded(artefact)?]),
         Order::Decode if !recomputes => {
-            if let Some(Recognition::Unknown { reason }) = recognition
-                .iter()
-                .find(|found| matches!(found, Recognition::Unknown { .. }))
+            if let Some(Recognition::Unknown { reason }) =
+                recognition.iter().find(|found| matches!(found, Recognition::Unknown { .. }))
             {
                 return Err(StudyError::NoDecodeOrder(reason.clone()));
             }
@@ -276,11 +258,7 @@ fn orders(
         .map(|trace| order::relinearise(trace).unwrap_or_else(|| trace.clone()))
         .collect();
     let trace = filtered(join(&linear)?, plan)?;
-    let decode = OrderedTrace {
-        name: "decode",
-        trace,
-        caveat: None,
-    };
+    let decode = OrderedTrace { name: "decode", trace, caveat: None };
     match plan.order {
         Order::Auto => Ok(vec![decode, recorded(artefact)?]),
         _ => Ok(vec![decode]),
@@ -301,20 +279,10 @@ fn filtered(trace: Trace, plan: &StudyPlan) -> Result<Trace, StudyError> {
         return Ok(trace);
     }
     let part = trace.filtered(|demand| {
-        let layer = plan
-            .keep_layers
-            .as_ref()
-            .is_none_or(|keep| keep.0.contains(&demand.layer));
-        layer
-            && plan
-                .keep_positions
-                .is_none_or(|count| demand.position < count)
+        let layer = plan.keep_layers.as_ref().is_none_or(|keep| keep.0.contains(&demand.layer));
+        layer && plan.keep_positions.is_none_or(|count| demand.position < count)
     });
-    if part.requests.is_empty() {
-        Err(StudyError::Empty)
-    } else {
-        Ok(part)
-    }
+    if part.requests.is_empty() { Err(StudyError::Empty) } else { Ok(part) }
 }
 
 /// The request unit, and why it is not batches if it is not.
@@ -323,11 +291,7 @@ fn unit(trace: &Trace, plan: &StudyPlan) -> (Requests, Option<String>) {
         return (requests, None);
     }
     let top_k = trace.shape.top_k;
-    let short = trace
-        .demands
-        .iter()
-        .filter(|demand| demand.count != top_k)
-        .count();
+    let short = trace.demands.iter().filter(|demand| demand.count != top_k).count();
     if short == 0 || trace.header.is_some() {
         return (Requests::Batch, None);
     }
@@ -347,10 +311,7 @@ fn table_grid(trace: &Trace, plan: &StudyPlan) -> Vec<usize> {
         let distinct = trace.distinct_count();
         let by_gb = GRID_GB.map(|gb| (gb * 1_000_000_000 / shape.expert_bytes) as usize);
         let least = shape.top_k as usize;
-        let inside = by_gb
-            .iter()
-            .filter(|&&s| s >= least && s < distinct)
-            .count();
+        let inside = by_gb.iter().filter(|&&s| s >= least && s < distinct).count();
         slots = if inside >= 4 {
             by_gb.into_iter().filter(|&slots| slots >= least).collect()
         } else {
@@ -399,16 +360,9 @@ fn geometric(first: usize, last: usize, count: usize) -> Vec<usize> {
 
 fn summary(traces: &[Trace], recorded: &Trace, plan: &StudyPlan) -> TraceSummary {
     let format = |trace: &Trace| {
-        if trace.header.is_some() {
-            "v1"
-        } else {
-            "headerless"
-        }
+        if trace.header.is_some() { "v1" } else { "headerless" }
     };
-    let identity = recorded
-        .header
-        .as_ref()
-        .map(|header| header.checkpoint_identity);
+    let identity = recorded.header.as_ref().map(|header| header.checkpoint_identity);
     let hex = |bytes: [u8; 32]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     let mut filters = Vec::new();
     if let Some((_, words)) = &plan.keep_layers {
@@ -436,15 +390,9 @@ fn summary(traces: &[Trace], recorded: &Trace, plan: &StudyPlan) -> TraceSummary
 /// Requests that name an expert again within their demand.
 fn repeats(trace: &Trace) -> usize {
     let again = |experts: &[u32]| {
-        (1..experts.len())
-            .filter(|&i| experts[..i].contains(&experts[i]))
-            .count()
+        (1..experts.len()).filter(|&i| experts[..i].contains(&experts[i])).count()
     };
-    trace
-        .demands
-        .iter()
-        .map(|demand| again(trace.experts(demand)))
-        .sum()
+    trace.demands.iter().map(|demand| again(trace.experts(demand))).sum()
 }
 
 /// What the order is, in words.
@@ -463,20 +411,14 @@ fn finding(recognition: &[Recognition], asked: Order) -> String {
                 evidence.row_count - repeated,
             )
         }
-        Recognition::Incremental {
-            positions_per_sweep,
-            reason,
-        } => {
+        Recognition::Incremental { positions_per_sweep, reason } => {
             let passes = positions_per_sweep.len();
             format!("incremental: {passes} passes through the layers; not recompute: {reason}")
         }
         Recognition::Unknown { reason } => format!("no passes through the layers: {reason}"),
     };
     let mut words: Vec<String> = recognition.iter().map(say).collect();
-    if recognition
-        .iter()
-        .any(|found| matches!(found, Recognition::Recompute(_)))
-    {
+    if recognition.iter().any(|found| matches!(found, Recognition::Recompute(_))) {
         words.push(match asked {
             Order::Recorded => "studied as recorded, on request".to_string(),
             _ => "re-linearised: prefill layer by layer, then single tokens".to_string(),
@@ -512,17 +454,8 @@ fn notes(
                 .to_string(),
         );
     }
-    let positions = main
-        .view
-        .reuse
-        .as_ref()
-        .map_or(0, |reuse| reuse.positions.len() + 1);
-    let one = recorded
-        .steps
-        .iter()
-        .filter(|step| step.first_position == 0)
-        .count()
-        == 1;
+    let positions = main.view.reuse.as_ref().map_or(0, |reuse| reuse.positions.len() + 1);
+    let one = recorded.steps.iter().filter(|step| step.first_position == 0).count() == 1;
     let few = positions < 100 && (one || main.view.order == "decode");
     if main.view.focus == "decode" && few {
         notes.push(format!(

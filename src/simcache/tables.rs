@@ -42,18 +42,12 @@ fn optional(value: Option<f64>) -> String {
 /// Right-aligned columns, two spaces apart.
 pub fn columns(out: &mut String, header: &[String], rows: &[Vec<String>]) {
     let width = |column: usize| {
-        let cells = rows
-            .iter()
-            .filter_map(|row| row.get(column))
-            .chain(header.get(column));
+        let cells = rows.iter().filter_map(|row| row.get(column)).chain(header.get(column));
         cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
     };
     let widths: Vec<usize> = (0..header.len()).map(width).collect();
     for cells in std::iter::once(header).chain(rows.iter().map(Vec::as_slice)) {
-        let padded = cells
-            .iter()
-            .zip(&widths)
-            .map(|(cell, &width)| format!("{cell:>width$}"));
+        let padded = cells.iter().zip(&widths).map(|(cell, &width)| format!("{cell:>width$}"));
         let _ = writeln!(out, "{}", padded.collect::<Vec<_>>().join("  ").trim_end());
     }
 }
@@ -62,12 +56,7 @@ pub fn columns(out: &mut String, header: &[String], rows: &[Vec<String>]) {
 pub fn capacity_table(rows: &[Row], machine: &Machine) -> Table {
     let policies: Vec<String> = rows
         .iter()
-        .map(|row| {
-            row.policies
-                .iter()
-                .map(|result| result.policy.clone())
-                .collect::<Vec<_>>()
-        })
+        .map(|row| row.policies.iter().map(|result| result.policy.clone()).collect::<Vec<_>>())
         .max_by_key(Vec::len)
         .unwrap_or_default();
     let mut header: Vec<String> = vec!["slots".into(), "GB".into()];
@@ -105,10 +94,7 @@ pub fn pinned_table(view: &View) -> Table {
     let header = ["slots", "pins", "pinned + lru", "lru", "best", "which is"];
     let rows = view.pinned.iter().map(|row| {
         let rate = |hits: u64| {
-            format!(
-                "{:.2}",
-                100.0 * hits as f64 / row.judged_request_count.max(1) as f64
-            )
+            format!("{:.2}", 100.0 * hits as f64 / row.judged_request_count.max(1) as f64)
         };
         vec![
             grouped(row.slot_count as u64),
@@ -197,8 +183,7 @@ pub fn forecast_table(forecast: &Forecast) -> Table {
         };
         let memory = format!("{:.1}", gb(row.memory_bytes));
         vec![
-            row.preset
-                .map_or(memory.clone(), |preset| format!("{preset} {memory}")),
+            row.preset.map_or(memory.clone(), |preset| format!("{preset} {memory}")),
             amount(gb(row.trunk_held_bytes)),
             grouped(row.slot_count as u64),
             row.policy.clone(),
@@ -214,52 +199,26 @@ pub fn forecast_table(forecast: &Forecast) -> Table {
             advice.pins.len().to_string(),
         ]
     });
-    (
-        header.map(String::from).to_vec(),
-        rows.filter(|row| !row.is_empty()).collect(),
-    )
+    (header.map(String::from).to_vec(), rows.filter(|row| !row.is_empty()).collect())
 }
 
 /// Header and rows of the comparison.
 pub fn measured_table(measured: &Measured) -> Table {
     let mut header: Vec<String> = vec!["total GB".into(), "slots".into(), "measured %".into()];
-    header.extend(
-        measured
-            .models
-            .iter()
-            .map(|model| format!("{} %", model.name)),
-    );
-    let rest = [
-        "hits",
-        "error",
-        "measured GB",
-        "forecast GB",
-        "measured s",
-        "forecast s",
-    ];
+    header.extend(measured.models.iter().map(|model| format!("{} %", model.name)));
+    let rest = ["hits", "error", "measured GB", "forecast GB", "measured s", "forecast s"];
     header.extend(rest.map(String::from));
-    let deciding = measured
-        .models
-        .iter()
-        .position(|model| model.name == measured.model);
+    let deciding = measured.models.iter().position(|model| model.name == measured.model);
     let rows = measured.rows.iter().map(|row| {
         let mut cells = vec![
             row.total_gb.map_or("-".into(), |gb| format!("{gb:.0}")),
             grouped(row.slot_count as u64),
             format!("{:.2}", row.measured_percent),
         ];
-        cells.extend(
-            row.forecast_percent
-                .iter()
-                .map(|percent| format!("{percent:.2}")),
-        );
+        cells.extend(row.forecast_percent.iter().map(|percent| format!("{percent:.2}")));
         cells.push(grouped(deciding.map_or(0, |model| row.hits[model])));
         let error = row.error_points;
-        cells.push(if error.abs() < 0.005 {
-            "0.00".into()
-        } else {
-            format!("{error:+.2}")
-        });
+        cells.push(if error.abs() < 0.005 { "0.00".into() } else { format!("{error:+.2}") });
         cells.push(optional(row.measured_gb));
         cells.push(amount(row.forecast_gb));
         cells.push(optional(row.measured_seconds));

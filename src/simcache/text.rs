@@ -72,10 +72,7 @@ pub fn text(report: &Report) -> String {
             ),
         );
         match &run.difference {
-            None => line(
-                &mut out,
-                "the replay of its settings decides the same, every time",
-            ),
+            None => line(&mut out, "the replay of its settings decides the same, every time"),
             Some(difference) => line(&mut out, &format!("DIFFERS: {difference}")),
         }
     }
@@ -142,21 +139,12 @@ fn head(out: &mut String, report: &Report) {
         line(out, &format!("checkpoint {identity}"));
     }
     for filter in &trace.filters {
-        line(
-            out,
-            &format!("filter: {filter} (next uses and distances are those of what is left)"),
-        );
+        line(out, &format!("filter: {filter} (next uses and distances are those of what is left)"));
     }
     line(out, &format!("order: {}", report.order.finding));
     let requests = format!("{:?}", settings.requests).to_lowercase();
     let reserve = format!("{:?}", settings.reserve).to_lowercase();
-    line(
-        out,
-        &format!(
-            "requests: {requests}; reserve: {reserve}; optimum: {}",
-            settings.optimum
-        ),
-    );
+    line(out, &format!("requests: {requests}; reserve: {reserve}; optimum: {}", settings.optimum));
 }
 
 fn view_text(out: &mut String, view: &View, report: &Report) {
@@ -173,11 +161,7 @@ fn view_text(out: &mut String, view: &View, report: &Report) {
             grouped(view.request_count),
             grouped(view.prefill_request_count),
             grouped(view.focus_request_count),
-            if view.focus == "decode" {
-                "single new tokens"
-            } else {
-                "all"
-            },
+            if view.focus == "decode" { "single new tokens" } else { "all" },
             grouped(view.requests_per_token),
             amount(gb(view.requests_per_token * expert_bytes))
         ),
@@ -243,11 +227,7 @@ fn statistics(out: &mut String, view: &View) {
         .collect();
     line(out, &format!("hottest: {}", hottest.join(", ")));
     if let Some(reuse) = &view.reuse {
-        let least = reuse
-            .mean_by_layer
-            .iter()
-            .copied()
-            .fold(f64::INFINITY, f64::min);
+        let least = reuse.mean_by_layer.iter().copied().fold(f64::INFINITY, f64::min);
         let most = reuse.mean_by_layer.iter().copied().fold(0.0, f64::max);
         line(
             out,
@@ -268,11 +248,7 @@ fn statistics(out: &mut String, view: &View) {
         out,
         &format!(
             "reuse distances (distinct experts since the last use): {}; first uses: {}",
-            if ranges.is_empty() {
-                "none".to_string()
-            } else {
-                ranges.join(", ")
-            },
+            if ranges.is_empty() { "none".to_string() } else { ranges.join(", ") },
             grouped(view.first_use_count)
         ),
     );
@@ -297,24 +273,10 @@ fn forecast_text(out: &mut String, forecast: &Forecast, machine: &Machine) {
     out.push('\n');
     line(out, FORECAST_LEGEND);
     line(out, &forecast.split_advice);
-    for advice in forecast
-        .recommendations
-        .iter()
-        .filter(|advice| !advice.pins.is_empty())
-    {
-        let pins: Vec<String> = advice
-            .pins
-            .iter()
-            .map(|pin| format!("L{}/e{}", pin.layer, pin.expert))
-            .collect();
-        line(
-            out,
-            &format!(
-                "pins at {:.1} GB: {}",
-                gb(advice.memory_bytes),
-                pins.join(" ")
-            ),
-        );
+    for advice in forecast.recommendations.iter().filter(|advice| !advice.pins.is_empty()) {
+        let pins: Vec<String> =
+            advice.pins.iter().map(|pin| format!("L{}/e{}", pin.layer, pin.expert)).collect();
+        line(out, &format!("pins at {:.1} GB: {}", gb(advice.memory_bytes), pins.join(" ")));
     }
 }
 
@@ -330,11 +292,7 @@ pub(super) fn machine_words(machine: &Machine) -> String {
         "disk {} GB/s ({}), {} s of computing per token, trunk {} GB, {} GB besides trunk \
          and experts; reading and computing do not overlap",
         amount(machine.disk_bytes_per_second / 1e9),
-        if machine.disk_rate_given {
-            "given"
-        } else {
-            "assumed: give --disk-gbs"
-        },
+        if machine.disk_rate_given { "given" } else { "assumed: give --disk-gbs" },
         machine.compute_seconds_per_token,
         amount(gb(machine.trunk_bytes)),
         amount(gb(machine.fixed_bytes))
@@ -371,11 +329,7 @@ pub(super) fn measured_words(measured: &Measured) -> Vec<String> {
         })
         .collect();
     words.push(if measured.exact {
-        format!(
-            "EXACT at all {} rungs with model {}",
-            measured.rows.len(),
-            measured.model
-        )
+        format!("EXACT at all {} rungs with model {}", measured.rows.len(), measured.model)
     } else {
         format!(
             "largest error {:.2} points with model {} (tolerance {:.2})",
@@ -383,10 +337,7 @@ pub(super) fn measured_words(measured: &Measured) -> Vec<String> {
         )
     });
     if let Some(error) = measured.largest_gb_error {
-        words.push(format!(
-            "largest error of the experts read: {} GB a token",
-            amount(error)
-        ));
+        words.push(format!("largest error of the experts read: {} GB a token", amount(error)));
     }
     if let (Some(time), Some(error)) = (measured.time, measured.largest_seconds_error) {
         words.push(format!(

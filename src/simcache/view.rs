@@ -65,24 +65,12 @@ pub fn study(trace: &Trace, order: &'static str, plan: &ViewPlan) -> Studied {
     let lru = stack_distance::lru_curve(&workload, &distances);
     let ((optimum, bypasses), (grid, pinned)) = rayon::join(
         || rayon::join(|| optimum::curve(&workload), || bypasses(&workload, plan)),
-        || {
-            rayon::join(
-                || replay_grid(&workload, plan, &lru),
-                || replay_pinned(&workload, plan),
-            )
-        },
+        || rayon::join(|| replay_grid(&workload, plan, &lru), || replay_pinned(&workload, plan)),
     );
     let decodes = sum_over(Window::DECODE, &workload.request_counts) > 0;
-    let (focus, focus_name) = if decodes {
-        (Window::DECODE, "decode")
-    } else {
-        (Window::ALL, "all")
-    };
-    let scale = RowScale {
-        workload: &workload,
-        focus,
-        tokens: requests_per_token(trace),
-    };
+    let (focus, focus_name) =
+        if decodes { (Window::DECODE, "decode") } else { (Window::ALL, "all") };
+    let scale = RowScale { workload: &workload, focus, tokens: requests_per_token(trace) };
     let rows = rows(&scale, plan, &grid, &optimum, &bypasses);
     let pinned = pinned_rows(&workload, plan, &lru, &grid, &pinned);
     let (distance_buckets, first_use_count) = distance_histogram(&distances);
@@ -98,10 +86,7 @@ pub fn study(trace: &Trace, order: &'static str, plan: &ViewPlan) -> Studied {
         last_request_count: workload.request_counts[Window::DecodeLast as usize],
         requests_per_token: scale.tokens,
         distinct_count,
-        ceiling_percent: percent(
-            sum_over(focus, &lru.by_window(distinct_count)),
-            focus_requests,
-        ),
+        ceiling_percent: percent(sum_over(focus, &lru.by_window(distinct_count)), focus_requests),
         first_slot_count: lru.first_slot_count,
         lru_curve: curve_report(&lru, focus),
         optimum_curve: curve_report(&optimum, focus),
@@ -119,15 +104,7 @@ pub fn study(trace: &Trace, order: &'static str, plan: &ViewPlan) -> Studied {
         distances: distance_buckets,
         first_use_count,
     };
-    Studied {
-        view,
-        workload,
-        lru,
-        optimum,
-        focus,
-        grid,
-        pinned,
-    }
+    Studied { view, workload, lru, optimum, focus, grid, pinned }
 }
 
 /// Requests of one token: top-k in each layer that occurs.
@@ -139,19 +116,13 @@ fn curve_report(curve: &Curve, focus: &[Window]) -> CurveReport {
     let slots = curve.first_slot_count..=curve.distinct_count().max(curve.first_slot_count);
     CurveReport {
         hits: slots.clone().map(|slots| curve.hits(slots)).collect(),
-        focus_hits: slots
-            .map(|slots| sum_over(focus, &curve.by_window(slots)))
-            .collect(),
+        focus_hits: slots.map(|slots| sum_over(focus, &curve.by_window(slots))).collect(),
     }
 }
 
 /// The bypass optimum at each capacity; empty unless asked for.
 fn bypasses(workload: &Workload, plan: &ViewPlan) -> Vec<ByWindow> {
-    let slot_counts: &[usize] = if plan.full {
-        &plan.table_slot_counts
-    } else {
-        &[]
-    };
+    let slot_counts: &[usize] = if plan.full { &plan.table_slot_counts } else { &[] };
     slot_counts
         .par_iter()
         .map(|&slots| optimum::replay(workload, slots, Admission::MayBypass))
@@ -179,10 +150,7 @@ fn replay_grid(workload: &Workload, plan: &ViewPlan, lru: &Curve) -> Vec<Vec<Opt
         })
         .collect();
     let count = plan.slot_counts.len().max(1);
-    results
-        .chunks(count)
-        .map(<[Option<ByWindow>]>::to_vec)
-        .collect()
+    results.chunks(count).map(<[Option<ByWindow>]>::to_vec).collect()
 }
 
 /// How rates and bytes of a row are worked out.
@@ -224,14 +192,7 @@ fn rows(
         if slot_count < group && workload.requests != Requests::Union {
             let refused = Some(CacheError::GroupTooLarge { slot_count, group }.to_string());
             let policies = Vec::new();
-            return Row {
-                slot_count,
-                slot_bytes,
-                refused,
-                policies,
-                optimum: None,
-                bypass: None,
-            };
+            return Row { slot_count, slot_bytes, refused, policies, optimum: None, bypass: None };
         }
         let policies = plan.policies.iter().zip(grid);
         let hits = if slot_count >= group {
@@ -246,15 +207,11 @@ fn rows(
             policies: policies
                 .filter_map(|(policy, hits)| {
                     let place = plan.slot_counts.binary_search(&slot_count).ok()?;
-                    hits[place]
-                        .as_ref()
-                        .map(|hits| scale.result(policy.as_str(), hits))
+                    hits[place].as_ref().map(|hits| scale.result(policy.as_str(), hits))
                 })
                 .collect(),
             optimum: Some(scale.result("optimum", &hits)),
-            bypass: bypasses
-                .get(row)
-                .map(|hits| scale.result("optimum-bypass", hits)),
+            bypass: bypasses.get(row).map(|hits| scale.result("optimum-bypass", hits)),
         }
     };
     plan.table_slot_counts.iter().enumerate().map(row).collect()
@@ -271,9 +228,8 @@ pub fn trained_pins(workload: &Workload, count: usize) -> Vec<u32> {
             }
         }
     }
-    let mut ranked: Vec<u32> = (0..uses.len() as u32)
-        .filter(|&expert| uses[expert as usize] > 1)
-        .collect();
+    let mut ranked: Vec<u32> =
+        (0..uses.len() as u32).filter(|&expert| uses[expert as usize] > 1).collect();
     ranked.sort_by_key(|&expert| (std::cmp::Reverse(uses[expert as usize]), expert));
     ranked.truncate(count);
     ranked
@@ -318,10 +274,7 @@ fn pinned_rows(
                 hits[place].as_ref().map(|hits| (judged(hits), *policy))
             });
         // The first of the best: ties go to the order of the policies.
-        let plain_lru = plan
-            .policies
-            .iter()
-            .position(|&policy| policy == PolicyName::Lru);
+        let plain_lru = plan.policies.iter().position(|&policy| policy == PolicyName::Lru);
         let plain_lru = plain_lru.and_then(|lru| grid[lru][place]);
         let best = others.fold(None, |best: Option<(u64, PolicyName)>, other| match best {
             Some(best) if best.0 >= other.0 => Some(best),
@@ -338,10 +291,5 @@ fn pinned_rows(
             best_policy: best_policy.as_str().to_string(),
         })
     };
-    plan.slot_counts
-        .iter()
-        .zip(pinned)
-        .enumerate()
-        .filter_map(row)
-        .collect()
+    plan.slot_counts.iter().zip(pinned).enumerate().filter_map(row).collect()
 }

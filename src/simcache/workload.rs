@@ -151,17 +151,8 @@ impl Workload {
         for (place, &expert) in trace.experts(&trace.demands[demand]).iter().enumerate() {
             let at = self.experts.len();
             self.experts.push(expert);
-            let demands = if place == 0 {
-                demand..demand + 1
-            } else {
-                demand..demand
-            };
-            self.groups.push(Group {
-                experts: at..at + 1,
-                repeat_count: 0,
-                demands,
-                window,
-            });
+            let demands = if place == 0 { demand..demand + 1 } else { demand..demand };
+            self.groups.push(Group { experts: at..at + 1, repeat_count: 0, demands, window });
             self.request_counts[window as usize] += 1;
             self.largest_group = self.largest_group.max(1);
         }
@@ -186,20 +177,11 @@ impl Workload {
         }
         let distinct = self.experts.len() - begin;
         // A union asks once per chunk; within a demand a repeated expert is a use of its own.
-        let repeats = if self.requests == Requests::Union {
-            0
-        } else {
-            asked - distinct
-        };
+        let repeats = if self.requests == Requests::Union { 0 } else { asked - distinct };
         self.request_counts[window as usize] += (distinct + repeats) as u64;
         self.largest_group = self.largest_group.max(distinct);
         let experts = begin..begin + distinct;
-        self.groups.push(Group {
-            experts,
-            repeat_count: repeats as u32,
-            demands,
-            window,
-        });
+        self.groups.push(Group { experts, repeat_count: repeats as u32, demands, window });
     }
 }
 
@@ -219,11 +201,7 @@ fn observe(demands: &[Demand]) -> Vec<ObservedDemand> {
         for (place, demand) in demands[first..end].iter().enumerate() {
             let experts = demand.first as usize..(demand.first + demand.count) as usize;
             let pending = (end - first - 1 - place) as u32;
-            observed.push(ObservedDemand {
-                layer: demand.layer,
-                experts,
-                pending,
-            });
+            observed.push(ObservedDemand { layer: demand.layer, experts, pending });
         }
         first = end;
     }
@@ -253,11 +231,7 @@ fn windows_of_demands(trace: &Trace) -> Vec<Window> {
     let half = trace.demands.len() / 2;
     let window = |(index, demand): (usize, &Demand)| {
         let step = trace.chunks[demand.chunk as usize].step as usize;
-        let other = if index < half {
-            Window::OtherFirst
-        } else {
-            Window::OtherRest
-        };
+        let other = if index < half { Window::OtherFirst } else { Window::OtherRest };
         of_step[step].unwrap_or(other)
     };
     trace.demands.iter().enumerate().map(window).collect()

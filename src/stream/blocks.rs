@@ -81,14 +81,8 @@ impl Pool {
     #[must_use]
     pub fn new(count: usize, bytes: usize) -> Arc<Self> {
         let free = (0..count).map(|_| Buffer::zeroed(bytes)).collect();
-        let state = PoolState {
-            free,
-            closed: false,
-        };
-        Arc::new(Self {
-            state: Mutex::new(state),
-            returned: Condvar::new(),
-        })
+        let state = PoolState { free, closed: false };
+        Arc::new(Self { state: Mutex::new(state), returned: Condvar::new() })
     }
 
     fn lock(&self) -> MutexGuard<'_, PoolState> {
@@ -105,10 +99,7 @@ impl Pool {
             if let Some(buffer) = state.free.pop() {
                 return Some(buffer);
             }
-            state = self
-                .returned
-                .wait(state)
-                .unwrap_or_else(PoisonError::into_inner);
+            state = self.returned.wait(state).unwrap_or_else(PoisonError::into_inner);
         }
     }
 
@@ -136,19 +127,13 @@ impl Slot {
     /// A buffer of a pool.
     #[must_use]
     pub fn pooled(buffer: Buffer, home: &Arc<Pool>) -> Self {
-        Self {
-            buffer: Some(buffer),
-            home: Some(Arc::clone(home)),
-        }
+        Self { buffer: Some(buffer), home: Some(Arc::clone(home)) }
     }
 
     /// A buffer that is freed when nobody needs it.
     #[must_use]
     pub fn owned(buffer: Buffer) -> Self {
-        Self {
-            buffer: Some(buffer),
-            home: None,
-        }
+        Self { buffer: Some(buffer), home: None }
     }
 }
 

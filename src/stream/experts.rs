@@ -118,9 +118,7 @@ pub fn slot_bytes(checkpoint: &Checkpoint, binding: &Binding, layers: usize) -> 
         // The common case without the names: one stretch of tensors of whole words.
         let odd = |id| !checkpoint.info(id).byte_len.is_multiple_of(8);
         let even = !ids.iter().copied().any(odd);
-        let one = checkpoint
-            .contiguous(&ids)
-            .filter(|(_, range)| even && range.start % 8 == 0);
+        let one = checkpoint.contiguous(&ids).filter(|(_, range)| even && range.start % 8 == 0);
         Some(match one {
             Some((_, range)) => {
                 let block = super::blocks::BLOCK_BYTES as u64;
@@ -134,9 +132,7 @@ pub fn slot_bytes(checkpoint: &Checkpoint, binding: &Binding, layers: usize) -> 
         })
     };
     let sizes = places.filter_map(bytes);
-    sizes.fold((0, 0), |(slot, copied), one| {
-        (slot.max(one.0), copied.max(one.1))
-    })
+    sizes.fold((0, 0), |(slot, copied), one| (slot.max(one.0), copied.max(one.1)))
 }
 
 impl<O: Operations + ?Sized> ExpertCache<O> {
@@ -183,10 +179,7 @@ impl<O: Operations + ?Sized> ExpertCache<O> {
     #[must_use]
     pub fn counters(&self) -> ExpertCounters {
         let state = self.lock();
-        ExpertCounters {
-            table: state.table.counters(),
-            ..state.counters
-        }
+        ExpertCounters { table: state.table.counters(), ..state.counters }
     }
 
     /// Experts resident now, and slots in all.
@@ -241,9 +234,7 @@ impl<O: Operations + ?Sized> ExpertCache<O> {
         let error = |error: StreamError| EngineError::source("expert cache", error);
         let group: Vec<u32> = ids.iter().map(|&id| self.index(layer, id)).collect();
         let mut served = Vec::with_capacity(group.len());
-        let decided = state
-            .table
-            .serve(&group, Reserve::Late, |one| served.push(one));
+        let decided = state.table.serve(&group, Reserve::Late, |one| served.push(one));
         decided.map_err(|cache| error(cache.into()))?;
         if let Some(recorder) = &mut state.recorder {
             for one in &served {
@@ -301,25 +292,16 @@ impl<O: Operations + ?Sized> ExpertCache<O> {
             state.counters.read_bytes += one.run.tensor_bytes();
         }
         let read = read_all(&self.threads, jobs);
-        let slots = buffers
-            .into_iter()
-            .map(|buffer| Slot::pooled(buffer, &self.pool));
+        let slots = buffers.into_iter().map(|buffer| Slot::pooled(buffer, &self.pool));
         let slots: Vec<Slot> = slots.collect();
         read.map_err(|source| {
             let experts = missing.iter().map(|one| one.expert).collect();
-            let failure = StreamError::Experts {
-                layer,
-                experts,
-                source,
-            };
+            let failure = StreamError::Experts { layer, experts, source };
             EngineError::source("expert cache", failure)
         })?;
         let mut experts = Vec::with_capacity(missing.len());
         for (one, slot) in missing.iter().zip(slots) {
-            let source = RunSource {
-                run: &one.run,
-                slot: Arc::new(slot),
-            };
+            let source = RunSource { run: &one.run, slot: Arc::new(slot) };
             let expert = Expert::load(&*self.operations, &self.shape, &source, layer, one.expert);
             experts.push(Arc::new(expert?));
         }

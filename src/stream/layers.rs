@@ -41,9 +41,7 @@ impl Trunk {
     #[must_use]
     pub fn streamed(&self) -> Vec<usize> {
         let layers = 0..self.runs.len();
-        layers
-            .filter(|layer| self.pinned.binary_search(layer).is_err())
-            .collect()
+        layers.filter(|layer| self.pinned.binary_search(layer).is_err()).collect()
     }
 
     fn go_on(&self) -> Result<(), EngineError> {
@@ -223,15 +221,8 @@ impl<O: Operations + ?Sized + 'static> StreamedLayers<O> {
     ) -> Result<Self, EngineError> {
         let threads = Threads::new(trunk.io_threads)?;
         let streamed = trunk.streamed();
-        let largest = streamed
-            .iter()
-            .map(|&layer| trunk.runs[layer].buffer_bytes())
-            .max();
-        let slots = if streamed.is_empty() {
-            0
-        } else {
-            trunk.ring_slots.max(1)
-        };
+        let largest = streamed.iter().map(|&layer| trunk.runs[layer].buffer_bytes()).max();
+        let slots = if streamed.is_empty() { 0 } else { trunk.ring_slots.max(1) };
         let pool = Pool::new(slots, largest.unwrap_or(0));
         let ring = Arc::new(Ring {
             trunk,
@@ -297,10 +288,7 @@ impl<O: Operations + ?Sized> StreamedLayers<O> {
     #[must_use]
     pub fn counters(&self) -> TrunkCounters {
         let counters = *self.counters.lock().unwrap_or_else(PoisonError::into_inner);
-        TrunkCounters {
-            read_bytes: self.ring.read_bytes.load(Ordering::Relaxed),
-            ..counters
-        }
+        TrunkCounters { read_bytes: self.ring.read_bytes.load(Ordering::Relaxed), ..counters }
     }
 
     /// The files that layers are read from.

@@ -218,16 +218,8 @@ impl ModelFiles {
         let (slot, copied) = self.expert_bytes;
         Demand {
             shape: self.shape.clone(),
-            layer_bytes: self
-                .runs
-                .iter()
-                .map(|run| run.buffer_bytes() as u64)
-                .collect(),
-            layer_copied_bytes: self
-                .runs
-                .iter()
-                .map(|run| run.copied_bytes() as u64)
-                .collect(),
+            layer_bytes: self.runs.iter().map(|run| run.buffer_bytes() as u64).collect(),
+            layer_copied_bytes: self.runs.iter().map(|run| run.copied_bytes() as u64).collect(),
             expert_slot_bytes: (slot + copied) as u64,
             positions,
             chunk_tokens,
@@ -292,11 +284,7 @@ impl ModelFiles {
             Box::new(Arc::clone(&experts)) as Box<dyn crate::model::ExpertSource>,
         );
         let engine = Engine::new(Arc::clone(operations), shape, weights, sources, options)?;
-        Ok(StreamedEngine {
-            engine: Arc::new(engine),
-            layers,
-            experts,
-        })
+        Ok(StreamedEngine { engine: Arc::new(engine), layers, experts })
     }
 }
 
@@ -333,7 +321,5 @@ pub(super) fn trunk_run(checkpoint: &Checkpoint, binding: &Binding, layer: usize
 }
 
 fn shard_runs(checkpoint: &Checkpoint, binding: &Binding, layers: usize) -> Vec<Run> {
-    (0..layers)
-        .map(|layer| trunk_run(checkpoint, binding, layer))
-        .collect()
+    (0..layers).map(|layer| trunk_run(checkpoint, binding, layer)).collect()
 }

@@ -109,10 +109,7 @@ pub struct Packed {
 }
 
 fn io_error(path: &Path, reason: io::Error) -> PackError {
-    PackError::Io {
-        path: path.to_owned(),
-        reason,
-    }
+    PackError::Io { path: path.to_owned(), reason }
 }
 
 fn hex(digest: &[u8]) -> String {
@@ -139,10 +136,7 @@ pub fn pack(
     let resumed = resume(folder, &mut manifest)?;
     let part = folder.join(format!("{}.part", manifest.data));
     let total: u64 = manifest.layers.iter().map(|layer| layer.length).sum();
-    let mut done = manifest.layers[..resumed]
-        .iter()
-        .map(|layer| layer.length)
-        .sum();
+    let mut done = manifest.layers[..resumed].iter().map(|layer| layer.length).sum();
     let file = File::options()
         .create(true)
         .truncate(false)
@@ -153,11 +147,7 @@ pub fn pack(
     for (layer, run) in runs.iter().enumerate().skip(resumed) {
         let mut report = |bytes: u64| {
             done += bytes;
-            progress(Progress {
-                stage: Stage::Copy,
-                done_bytes: done,
-                total_bytes: total,
-            })
+            progress(Progress { stage: Stage::Copy, done_bytes: done, total_bytes: total })
         };
         let offset = manifest.layers[layer].offset;
         let copied = copy(checkpoint, run, (&file, &part), offset, &mut report)?;
@@ -170,10 +160,7 @@ pub fn pack(
         };
         manifest.layers[layer].sha256 = hash;
         file.sync_data().map_err(|reason| io_error(&part, reason))?;
-        let so_far = Manifest {
-            layers: manifest.layers[..=layer].to_vec(),
-            ..manifest.clone()
-        };
+        let so_far = Manifest { layers: manifest.layers[..=layer].to_vec(), ..manifest.clone() };
         write_manifest(&folder.join(PART_MANIFEST), &so_far)?;
     }
     verify(&manifest, (&file, &part), progress)?;
@@ -258,10 +245,7 @@ fn resume(folder: &Path, manifest: &mut Manifest) -> Result<usize, PackError> {
     let same = left.identity == manifest.identity && left.layers.len() <= manifest.layers.len();
     let mut count = 0;
     for (ours, theirs) in manifest.layers.iter_mut().zip(&left.layers) {
-        let as_planned = PackedLayer {
-            sha256: theirs.sha256.clone(),
-            ..ours.clone()
-        };
+        let as_planned = PackedLayer { sha256: theirs.sha256.clone(), ..ours.clone() };
         if !same || as_planned != *theirs || ours.offset + ours.length > bytes {
             break;
         }
@@ -321,16 +305,11 @@ fn verify(
         while at < layer.length {
             let size = (layer.length - at).min(COPY_BYTES as u64) as usize;
             let part = &mut buffer[..size];
-            file.read_exact_at(part, layer.offset + at)
-                .map_err(|reason| io_error(path, reason))?;
+            file.read_exact_at(part, layer.offset + at).map_err(|reason| io_error(path, reason))?;
             hash.update(&*part);
             at += size as u64;
             done_bytes += size as u64;
-            let told = progress(Progress {
-                stage: Stage::Verify,
-                done_bytes,
-                total_bytes,
-            });
+            let told = progress(Progress { stage: Stage::Verify, done_bytes, total_bytes });
             if told.is_break() {
                 let layers = manifest.layers.len();
                 return Err(PackError::Interrupted {
@@ -407,17 +386,11 @@ impl Pack {
         file.take(MAX_MANIFEST_BYTES)
             .read_to_end(&mut text)
             .map_err(|reason| io_error(&path, reason))?;
-        let wrong = |reason: String| PackError::Manifest {
-            path: path.clone(),
-            reason,
-        };
+        let wrong = |reason: String| PackError::Manifest { path: path.clone(), reason };
         let manifest: Manifest =
             serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
         if manifest.schema != SCHEMA {
-            return Err(wrong(format!(
-                "schema {:?}, expected {SCHEMA:?}",
-                manifest.schema
-            )));
+            return Err(wrong(format!("schema {:?}, expected {SCHEMA:?}", manifest.schema)));
         }
         if Path::new(&manifest.data).file_name() != Some(manifest.data.as_ref()) {
             return Err(wrong(format!("data {:?} is no file name", manifest.data)));
@@ -426,11 +399,7 @@ impl Pack {
         let metadata = fs::metadata(&data).map_err(|reason| io_error(&data, reason))?;
         let data_bytes = metadata.len();
         check(&manifest, data_bytes).map_err(wrong)?;
-        Ok(Self {
-            folder: folder.to_owned(),
-            manifest,
-            data_bytes,
-        })
+        Ok(Self { folder: folder.to_owned(), manifest, data_bytes })
     }
 
     /// Where the data is.
@@ -508,10 +477,7 @@ fn check(manifest: &Manifest, data_bytes: u64) -> Result<(), String> {
                 "layer {index}: offset {offset}, length {length}, expected multiples of {align}"
             ));
         }
-        if offset
-            .checked_add(length)
-            .is_none_or(|end| end > data_bytes)
-        {
+        if offset.checked_add(length).is_none_or(|end| end > data_bytes) {
             return Err(format!(
                 "layer {index}: bytes {offset} + {length}, the data has {data_bytes}"
             ));

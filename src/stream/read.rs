@@ -66,12 +66,7 @@ impl BlockFile {
     #[must_use]
     pub fn of(path: &Path, cached: Box<dyn ReadAt>, direct: Option<Box<dyn ReadAt>>) -> Self {
         let direct_refused = AtomicBool::new(direct.is_none());
-        Self {
-            path: path.to_owned(),
-            cached,
-            direct,
-            direct_refused,
-        }
+        Self { path: path.to_owned(), cached, direct, direct_refused }
     }
 
     /// The file's path.
@@ -235,11 +230,7 @@ mod tests {
     fn scripted(length: u64, mut answers: Vec<Answer>, strict: bool) -> Box<dyn ReadAt> {
         answers.reverse();
         let script = Mutex::new(answers);
-        Box::new(Scripted {
-            length,
-            script,
-            strict,
-        })
+        Box::new(Scripted { length, script, strict })
     }
 
     fn read(file: &BlockFile, offset: u64, wanted: usize) -> Result<Buffer, ReadError> {
@@ -257,19 +248,11 @@ mod tests {
     fn e03_pieces_interruptions_and_a_partial_last_block() {
         let length = 4096 * 5 + 17;
         let pieces = || {
-            vec![
-                Answer::AtMost(1),
-                Answer::AtMost(511),
-                Answer::Interrupted,
-                Answer::AtMost(4095),
-            ]
+            vec![Answer::AtMost(1), Answer::AtMost(511), Answer::Interrupted, Answer::AtMost(4095)]
         };
         let cached = BlockFile::of(Path::new("t"), scripted(length, pieces(), false), None);
         read(&cached, 0, length as usize).unwrap();
-        let (rest, direct) = (
-            scripted(length, pieces(), false),
-            scripted(length, pieces(), true),
-        );
+        let (rest, direct) = (scripted(length, pieces(), false), scripted(length, pieces(), true));
         let both = BlockFile::of(Path::new("t"), rest, Some(direct));
         read(&both, 0, length as usize).unwrap();
         read(&both, 8192, length as usize - 8192).unwrap();
@@ -281,13 +264,7 @@ mod tests {
     fn e03_an_early_end_is_told_with_offset_and_counts() {
         let file = BlockFile::of(Path::new("t"), scripted(5000, vec![], false), None);
         let error = read(&file, 4096, 4096).unwrap_err();
-        let ReadError::EarlyEnd {
-            offset,
-            wanted_bytes,
-            got_bytes,
-            ..
-        } = error
-        else {
+        let ReadError::EarlyEnd { offset, wanted_bytes, got_bytes, .. } = error else {
             panic!("{error}")
         };
         assert_eq!((offset, wanted_bytes, got_bytes), (4096, 4096, 904));

@@ -37,23 +37,13 @@ impl Recorder {
         header: &Header,
     ) -> Result<Self, StreamError> {
         let writer = TraceWriter::create(BufWriter::new(sink), header);
-        let writer = writer.map_err(|source| StreamError::Trace {
-            path: path.to_owned(),
-            source,
-        })?;
-        Ok(Self {
-            path: path.to_owned(),
-            writer,
-            sizes: header.shape,
-            layer: None,
-        })
+        let writer =
+            writer.map_err(|source| StreamError::Trace { path: path.to_owned(), source })?;
+        Ok(Self { path: path.to_owned(), writer, sizes: header.shape, layer: None })
     }
 
     fn written(&self, result: std::io::Result<()>) -> Result<(), StreamError> {
-        result.map_err(|source| StreamError::Trace {
-            path: self.path.clone(),
-            source,
-        })
+        result.map_err(|source| StreamError::Trace { path: self.path.clone(), source })
     }
 
     /// A forward pass begins.

@@ -82,12 +82,7 @@ impl Run {
                 last.length += length;
             } else {
                 let base = run.buffer_bytes();
-                run.stretches.push(Stretch {
-                    file: info.shard,
-                    offset: info.offset,
-                    length,
-                    base,
-                });
+                run.stretches.push(Stretch { file: info.shard, offset: info.offset, length, base });
             }
             let last = &run.stretches[run.stretches.len() - 1];
             let start = last.base + last.lead() + last.length - length;
@@ -104,18 +99,13 @@ impl Run {
     /// Bytes of the buffer it needs; a multiple of 4096.
     #[must_use]
     pub fn buffer_bytes(&self) -> usize {
-        self.stretches
-            .last()
-            .map_or(0, |last| last.base + last.block_bytes())
+        self.stretches.last().map_or(0, |last| last.base + last.block_bytes())
     }
 
     /// Bytes of its tensors.
     #[must_use]
     pub fn tensor_bytes(&self) -> u64 {
-        self.tensors
-            .iter()
-            .map(|tensor| tensor.range.len() as u64)
-            .sum()
+        self.tensors.iter().map(|tensor| tensor.range.len() as u64).sum()
     }
 
     /// Bytes of tensors that must be copied out because their place is not a multiple of 8.
@@ -129,9 +119,7 @@ impl Run {
     /// File and offset by which requests are sorted.
     #[must_use]
     pub fn place(&self) -> (usize, u64) {
-        self.stretches
-            .first()
-            .map_or((0, 0), |first| (first.file, first.offset))
+        self.stretches.first().map_or((0, 0), |first| (first.file, first.offset))
     }
 
     /// The requests that fill `buffer`, in pieces, by place.
@@ -164,9 +152,7 @@ impl Run {
 /// One that cannot be opened.
 pub fn open_shards(checkpoint: &Checkpoint, direct: bool) -> Result<Vec<BlockFile>, ReadError> {
     let shards = checkpoint.shards().iter();
-    shards
-        .map(|shard| BlockFile::open(shard.path(), direct))
-        .collect()
+    shards.map(|shard| BlockFile::open(shard.path(), direct)).collect()
 }
 
 /// The tensors of a run that has been read.
@@ -180,11 +166,7 @@ pub struct RunSource<'a> {
 
 impl WeightSource for RunSource<'_> {
     fn tensor(&self, spec: &TensorSpec) -> Result<SharedBytes, EngineError> {
-        let found = self
-            .run
-            .tensors
-            .iter()
-            .find(|tensor| tensor.name == spec.name);
+        let found = self.run.tensors.iter().find(|tensor| tensor.name == spec.name);
         let Some(tensor) = found else {
             return Err(EngineError::source(&spec.name, StreamError::NotInRun));
         };

@@ -78,11 +78,7 @@ impl StreamedVocabulary {
                 return Err(EngineError::source(name, unfit));
             }
             let pool = Pool::new(1, rows * 2 * shape.hidden + BLOCK_BYTES);
-            Ok(Table {
-                file: info.shard,
-                offset: info.offset,
-                pool,
-            })
+            Ok(Table { file: info.shard, offset: info.offset, pool })
         };
         Ok(Self {
             hidden: shape.hidden,

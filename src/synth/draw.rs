@@ -72,10 +72,7 @@ impl<'a> PlacedShard<'a> {
             end += bytes;
             start
         });
-        Self {
-            offsets: offsets.collect(),
-            plan,
-        }
+        Self { offsets: offsets.collect(), plan }
     }
 
     /// Pieces that cover every tensor.
@@ -103,11 +100,7 @@ impl<'a> PlacedShard<'a> {
             let last = units - count;
             let mut starts = vec![0, last / 2, last];
             starts.dedup();
-            pieces.extend(starts.into_iter().map(|first| Piece {
-                tensor,
-                first,
-                count,
-            }));
+            pieces.extend(starts.into_iter().map(|first| Piece { tensor, first, count }));
         });
         pieces
     }
@@ -140,11 +133,7 @@ impl<'a> PlacedShard<'a> {
         let tensor = &self.plan.tensors[piece.tensor];
         let offset = self.offsets[piece.tensor];
         let codes = tensor.role.map(matrix_part) == Some(MatrixPart::Codes);
-        let unit_bytes = if codes {
-            tensor.shape[1] as u64
-        } else {
-            tensor.dtype.bits() / 8
-        };
+        let unit_bytes = if codes { tensor.shape[1] as u64 } else { tensor.dtype.bits() / 8 };
         drawn.data_offset = offset + piece.first * unit_bytes;
         drawn.data.clear();
         drawn.data.resize((piece.count * unit_bytes) as usize, 0);

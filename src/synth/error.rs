@@ -111,10 +111,6 @@ impl SynthError {
     /// An error of the system at a path.
     pub(super) fn io(path: impl Into<PathBuf>, doing: &'static str, reason: io::Error) -> Self {
         let path = path.into();
-        Self::Io {
-            path,
-            doing,
-            reason,
-        }
+        Self::Io { path, doing, reason }
     }
 }

@@ -154,10 +154,7 @@ impl Job<'_> {
         }
         match foreign.into_iter().min() {
             None => Ok(()),
-            Some(file) => Err(SynthError::ForeignFile {
-                path: self.folder.to_owned(),
-                file,
-            }),
+            Some(file) => Err(SynthError::ForeignFile { path: self.folder.to_owned(), file }),
         }
     }
 
@@ -170,10 +167,9 @@ impl Job<'_> {
         let path = self.folder.join(name);
         match fs::read(&path) {
             Ok(bytes) if bytes == text.as_bytes() => Ok(()),
-            Ok(_) => Err(SynthError::OtherCheckpoint {
-                path,
-                difference: "another text".to_owned(),
-            }),
+            Ok(_) => {
+                Err(SynthError::OtherCheckpoint { path, difference: "another text".to_owned() })
+            }
             Err(reason) if reason.kind() == io::ErrorKind::NotFound => {
                 missing.push((path, text.to_owned()));
                 Ok(())
@@ -186,18 +182,13 @@ impl Job<'_> {
     fn is_there(&self, plan: &ShardPlan) -> Result<bool, SynthError> {
         let path = self.folder.join(&plan.file);
         let failed = |reason| SynthError::io(&path, "cannot be read", reason);
-        let other = |difference: String| SynthError::OtherCheckpoint {
-            path: path.clone(),
-            difference,
-        };
+        let other =
+            |difference: String| SynthError::OtherCheckpoint { path: path.clone(), difference };
         let file = match File::open(&path) {
             Err(reason) if reason.kind() == io::ErrorKind::NotFound => return Ok(false),
             opened => opened.map_err(failed)?,
         };
-        let (got, expected) = (
-            file.metadata().map_err(failed)?.len(),
-            plan.layout.file_bytes,
-        );
+        let (got, expected) = (file.metadata().map_err(failed)?.len(), plan.layout.file_bytes);
         if got != expected {
             return Err(other(format!("expected {expected} bytes, got {got}")));
         }
@@ -276,17 +267,15 @@ impl Job<'_> {
             progress(plan.layout.head.len() as u64);
             let shard = PlacedShard::new(plan);
             let pieces = shard.all_pieces();
-            let written = pieces
-                .par_iter()
-                .try_for_each_init(Drawn::default, |drawn, piece| {
-                    let failed = |error| Stop::Unfit(Box::new(error));
-                    shard.draw(self.content, *piece, drawn).map_err(failed)?;
-                    for (bytes, offset) in drawn.parts() {
-                        file.write_all_at(bytes, offset).map_err(Stop::Io)?;
-                        progress(bytes.len() as u64);
-                    }
-                    Ok(())
-                });
+            let written = pieces.par_iter().try_for_each_init(Drawn::default, |drawn, piece| {
+                let failed = |error| Stop::Unfit(Box::new(error));
+                shard.draw(self.content, *piece, drawn).map_err(failed)?;
+                for (bytes, offset) in drawn.parts() {
+                    file.write_all_at(bytes, offset).map_err(Stop::Io)?;
+                    progress(bytes.len() as u64);
+                }
+                Ok(())
+            });
             match written {
                 Ok(()) => Ok(()),
                 Err(Stop::Io(reason)) => Err(reason),
@@ -324,9 +313,7 @@ impl Drawn {
 fn make_folder(folder: &Path) -> Result<bool, SynthError> {
     match fs::metadata(folder) {
         Ok(found) if found.is_dir() => Ok(false),
-        Ok(_) => Err(SynthError::NotAFolder {
-            path: folder.to_owned(),
-        }),
+        Ok(_) => Err(SynthError::NotAFolder { path: folder.to_owned() }),
         Err(_) => {
             let made = fs::create_dir_all(folder);
             made.map_err(|reason| SynthError::io(folder, "cannot be made", reason))?;
@@ -341,9 +328,9 @@ fn lock(folder: &Path) -> Result<File, SynthError> {
     let opened = File::open(folder);
     let file = opened.map_err(|reason| SynthError::io(folder, "cannot be opened", reason))?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Err(reason) if reason == rustix::io::Errno::WOULDBLOCK => Err(SynthError::Busy {
-            path: folder.to_owned(),
-        }),
+        Err(reason) if reason == rustix::io::Errno::WOULDBLOCK => {
+            Err(SynthError::Busy { path: folder.to_owned() })
+        }
         _ => Ok(file),
     }
 }
@@ -363,10 +350,7 @@ fn write_part(
         {
             return Err(reason);
         }
-        let mut file = OpenOptions::new()
-            .write(true)
-            .create_new(true)
-            .open(&part)?;
+        let mut file = OpenOptions::new().write(true).create_new(true).open(&part)?;
         fill(&mut file)?;
         file.sync_all()?;
         fs::rename(&part, path)

@@ -22,7 +22,5 @@ pub fn index_text(layout: &Layout<'_>) -> Result<String, SynthError> {
             map.push_str(&file);
         }
     }
-    Ok(format!(
-        "{{\"metadata\":{{\"total_size\":{total_bytes}}},\"weight_map\":{{{map}\n}}}}\n"
-    ))
+    Ok(format!("{{\"metadata\":{{\"total_size\":{total_bytes}}},\"weight_map\":{{{map}\n}}}}\n"))
 }

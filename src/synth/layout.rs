@@ -89,15 +89,9 @@ impl Layout<'_> {
             dtype: tensor.dtype,
             shape: &tensor.shape,
         });
-        let layout = FileLayout::new(specs, &[]).map_err(|reason| SynthError::Layout {
-            file: file.clone(),
-            reason,
-        })?;
-        Ok(ShardPlan {
-            file,
-            tensors,
-            layout,
-        })
+        let layout = FileLayout::new(specs, &[])
+            .map_err(|reason| SynthError::Layout { file: file.clone(), reason })?;
+        Ok(ShardPlan { file, tensors, layout })
     }
 }
 

@@ -195,35 +195,14 @@ impl SynthModel {
         let mut numbers = preset.numbers();
         let kinds_end = numbers.layers;
         for (option, given, least, most, number) in [
-            (
-                "layers",
-                overrides.layers,
-                1,
-                MAX_LAYERS,
-                &mut numbers.layers,
-            ),
-            (
-                "experts",
-                overrides.experts,
-                numbers.top_k,
-                MAX_EXPERTS,
-                &mut numbers.experts,
-            ),
-            (
-                "vocab",
-                overrides.vocab,
-                MIN_VOCAB,
-                MAX_SIZE,
-                &mut numbers.vocab,
-            ),
+            ("layers", overrides.layers, 1, MAX_LAYERS, &mut numbers.layers),
+            ("experts", overrides.experts, numbers.top_k, MAX_EXPERTS, &mut numbers.experts),
+            ("vocab", overrides.vocab, MIN_VOCAB, MAX_SIZE, &mut numbers.vocab),
         ] {
             let Some(given) = given else { continue };
             if !(least..=most).contains(&given) {
-                let why = if option == "experts" {
-                    " (the experts of a token at least)"
-                } else {
-                    ""
-                };
+                let why =
+                    if option == "experts" { " (the experts of a token at least)" } else { "" };
                 return Err(SynthError::Size {
                     option,
                     got: given,
@@ -245,13 +224,7 @@ impl SynthModel {
         if tensors > limit {
             return Err(SynthError::TooManyTensors { tensors, limit });
         }
-        Ok(Self {
-            preset,
-            config_text,
-            config,
-            shape,
-            seed,
-        })
+        Ok(Self { preset, config_text, config, shape, seed })
     }
 }
 
@@ -405,11 +378,7 @@ mod tests {
     use crate::checkpoint::{LayerKind, Role};
 
     fn model(preset: Preset, layers: Option<usize>, vocab: Option<usize>) -> SynthModel {
-        let overrides = Overrides {
-            layers,
-            vocab,
-            experts: None,
-        };
+        let overrides = Overrides { layers, vocab, experts: None };
         SynthModel::new(preset, overrides, 0).expect("a model")
     }
 
@@ -498,11 +467,7 @@ mod tests {
             ("vocab", None, None, Some(3)),
             ("vocab", None, None, Some(huge)),
         ] {
-            let overrides = Overrides {
-                layers,
-                experts,
-                vocab,
-            };
+            let overrides = Overrides { layers, experts, vocab };
             let refused = SynthModel::new(Preset::K3, overrides, 0);
             let Err(SynthError::Size { option: got, .. }) = refused else {
                 panic!("{overrides:?} was not refused");

@@ -93,22 +93,10 @@ pub fn probe(
     };
     let sources: (Box<dyn LayerSource>, Box<dyn ExpertSource>) =
         (Box::new(read()), Box::new(read()));
-    let options = EngineOptions {
-        threads,
-        chunk_tokens: tokens,
-        ..EngineOptions::default()
-    };
-    let engine = Engine::new(
-        Arc::clone(&operations),
-        shape.clone(),
-        weights,
-        sources,
-        options,
-    )?;
+    let options = EngineOptions { threads, chunk_tokens: tokens, ..EngineOptions::default() };
+    let engine = Engine::new(Arc::clone(&operations), shape.clone(), weights, sources, options)?;
     let mut draws = stream(seed, "probe ids");
-    let ids: Vec<u32> = (0..tokens)
-        .map(|_| draws.below(config.vocab_size as u64) as u32)
-        .collect();
+    let ids: Vec<u32> = (0..tokens).map(|_| draws.below(config.vocab_size as u64) as u32).collect();
     let mut sink = Sink::default();
     let logits = EngineSequence::new(Arc::new(engine)).feed_with(&ids, &mut sink)?;
     let logits: Vec<f64> = logits.into_iter().map(f64::from).collect();
@@ -132,10 +120,7 @@ fn statistics(sink: &Sink, model: &ModelShape) -> Vec<LayerStatistics> {
             },
             rms,
             max,
-            router: sink
-                .choices
-                .get(&layer)
-                .map(|ids| spread(ids, model.moe.experts)),
+            router: sink.choices.get(&layer).map(|ids| spread(ids, model.moe.experts)),
         })
     });
     measured.collect()
@@ -149,11 +134,7 @@ fn spread(ids: &[i32], experts: usize) -> RouterStatistics {
     let total = ids.len() as f64;
     let bits = |count: usize| {
         let share = count as f64 / total;
-        if count == 0 {
-            0.0
-        } else {
-            -share * share.log2()
-        }
+        if count == 0 { 0.0 } else { -share * share.log2() }
     };
     // As even as can be: some experts once more than the others.
     let (each, once_more) = (ids.len() / experts, ids.len() % experts);
@@ -207,10 +188,7 @@ mod tests {
     #[test]
     fn entropy_is_that_of_the_shares() {
         let even = spread(&[0, 1, 2, 3, 0, 1], 4);
-        assert!(
-            (even.entropy_bits - even.most_bits).abs() < 1e-12,
-            "{even:?}"
-        );
+        assert!((even.entropy_bits - even.most_bits).abs() < 1e-12, "{even:?}");
         let all_alike = spread(&[2, 2, 2, 2], 4);
         assert_eq!((all_alike.entropy_bits, all_alike.used), (0.0, 1));
         assert_eq!(all_alike.most_bits, 2.0);

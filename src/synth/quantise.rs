@@ -34,9 +34,7 @@ pub type Block = ([u8; MXFP4_GROUP_COLUMNS / 2], u8);
 #[must_use]
 pub fn quantise_block(values: &[f32; MXFP4_GROUP_COLUMNS]) -> Option<Block> {
     // Of non-negative floats the bits are in the order of the values; a NaN is above all.
-    let largest = values
-        .iter()
-        .fold(0, |largest: u32, value| largest.max(value.abs().to_bits()));
+    let largest = values.iter().fold(0, |largest: u32, value| largest.max(value.abs().to_bits()));
     let field = (largest >> F32_MANTISSA_BITS) as i32;
     if field == 0 || field == 0xFF {
         return None;
@@ -103,15 +101,7 @@ mod tests {
             let best = (sign..sign + 8).map(distance).fold(f64::INFINITY, f64::min);
             assert_eq!(distance(code), best, "{scaled}");
         }
-        let ties = [
-            (0.25, 0),
-            (0.75, 2),
-            (1.25, 2),
-            (1.75, 4),
-            (2.5, 4),
-            (3.5, 6),
-            (5.0, 6),
-        ];
+        let ties = [(0.25, 0), (0.75, 2), (1.25, 2), (1.75, 4), (2.5, 4), (3.5, 6), (5.0, 6)];
         for (tie, even) in ties {
             assert_eq!((nearest_code(tie), nearest_code(-tie)), (even, even | 8));
         }
@@ -136,11 +126,7 @@ mod tests {
                 let nibble = codes[index / 2] >> (4 * (index % 2)) & 15;
                 let got = E2M1_VALUES[usize::from(nibble)] * scale;
                 // The widest gap is 2 steps, and at most 2 steps are cut off above 6.
-                let limit = if value.abs() > 6.0 * scale as f32 {
-                    2.0
-                } else {
-                    1.0
-                };
+                let limit = if value.abs() > 6.0 * scale as f32 { 2.0 } else { 1.0 };
                 assert!((got - f64::from(*value)).abs() <= limit * scale, "{index}");
             }
         }

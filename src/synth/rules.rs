@@ -42,10 +42,7 @@ pub enum Rule {
 }
 
 /// Weights of norms stay near 1.
-const NORM: Rule = Rule::Bell {
-    centre: 1.0,
-    deviation: 0.1,
-};
+const NORM: Rule = Rule::Bell { centre: 1.0, deviation: 0.1 };
 
 impl Rule {
     /// The rule for a tensor of this role and shape, in a model with so many KDA heads.
@@ -66,16 +63,9 @@ impl Rule {
             Role::KdaQConv | Role::KdaKConv | Role::KdaVConv => bell(0.5),
             Role::RouterBias => bell(0.05),
             // exp of it is a rate between 0.5 and 2.
-            Role::KdaALog => Self::PerHead {
-                heads: kda_heads,
-                low: -0.7,
-                high: 0.7,
-            },
+            Role::KdaALog => Self::PerHead { heads: kda_heads, low: -0.7, high: 0.7 },
             // From decays near 1 (long memory) to half-way down to the bound.
-            Role::KdaDtBias => Self::Even {
-                low: -6.0,
-                high: 1.0,
-            },
+            Role::KdaDtBias => Self::Even { low: -6.0, high: 1.0 },
             Role::RoutedW1Packed
             | Role::RoutedW1Scale
             | Role::RoutedW2Packed
@@ -88,10 +78,7 @@ impl Rule {
 }
 
 fn bell(deviation: f32) -> Rule {
-    Rule::Bell {
-        centre: 0.0,
-        deviation,
-    }
+    Rule::Bell { centre: 0.0, deviation }
 }
 
 /// gain/√in.

@@ -171,21 +171,14 @@ mod tests {
     use super::*;
     use crate::checkpoint::mxfp4::{ExpertMatrix, MatrixPlace, decode_matrix};
 
-    const RULE: Rule = Rule::Bell {
-        centre: 1.0,
-        deviation: 0.25,
-    };
+    const RULE: Rule = Rule::Bell { centre: 1.0, deviation: 0.25 };
 
     /// A chunk must not depend on where the one before it ended.
     #[test]
     fn a_tensor_can_be_entered_anywhere() {
         let from = || stream(7, "a.weight");
         for (dtype, bytes) in [(Dtype::Bf16, 2), (Dtype::F32, 4)] {
-            let per_head = Rule::PerHead {
-                heads: 5,
-                low: -1.0,
-                high: 1.0,
-            };
+            let per_head = Rule::PerHead { heads: 5, low: -1.0, high: 1.0 };
             for rule in [RULE, per_head] {
                 let mut whole = vec![0; 100 * bytes];
                 fill(rule, dtype, from(), 0, &mut whole);
@@ -196,22 +189,12 @@ mod tests {
                 }
             }
         }
-        let matrix = Quantised {
-            seed: 7,
-            name: "a.weight",
-            columns: 64,
-            deviation: 1.0,
-        };
+        let matrix = Quantised { seed: 7, name: "a.weight", columns: 64, deviation: 1.0 };
         let (mut codes, mut scales) = (vec![0; 8 * 32], vec![0; 8 * 2]);
         matrix.fill(0, &mut codes, &mut scales).expect("no zeros");
         let (mut tail, mut tail_scales) = (vec![0; 3 * 32], vec![0; 3 * 2]);
-        matrix
-            .fill(5, &mut tail, &mut tail_scales)
-            .expect("no zeros");
-        assert_eq!(
-            (&tail[..], &tail_scales[..]),
-            (&codes[160..], &scales[10..])
-        );
+        matrix.fill(5, &mut tail, &mut tail_scales).expect("no zeros");
+        assert_eq!((&tail[..], &tail_scales[..]), (&codes[160..], &scales[10..]));
     }
 
     /// A rounding of our own against the one of the crate.
@@ -228,10 +211,7 @@ mod tests {
             1e-40,
         ];
         let random = (0..10_000).map(|_| f32::from_bits(draws.next_u64() as u32));
-        for value in ties
-            .into_iter()
-            .chain(random.filter(|value| value.is_finite()))
-        {
+        for value in ties.into_iter().chain(random.filter(|value| value.is_finite())) {
             let expected = half::bf16::from_f32(value).to_bits();
             assert_eq!(nearest_bf16(value), expected, "{value:e}");
         }
@@ -244,10 +224,7 @@ mod tests {
             let mut bytes = vec![0; 4 * 100_000];
             fill(RULE, Dtype::F32, stream(seed, name), 0, &mut bytes);
             let words = bytes.as_chunks::<4>().0;
-            words
-                .iter()
-                .map(|w| f64::from(f32::from_le_bytes(*w)))
-                .collect()
+            words.iter().map(|w| f64::from(f32::from_le_bytes(*w))).collect()
         };
         let all = values(1, "a");
         let mean = all.iter().sum::<f64>() / all.len() as f64;
@@ -265,34 +242,17 @@ mod tests {
     #[test]
     fn b03_a_quantised_matrix_comes_back_with_its_deviation() {
         let (rows, columns) = (512, 256);
-        let matrix = Quantised {
-            seed: 1,
-            name: "w",
-            columns,
-            deviation: 0.02,
-        };
+        let matrix = Quantised { seed: 1, name: "w", columns, deviation: 0.02 };
         let (mut codes, mut scales) = (vec![0; rows * columns / 2], vec![0; rows * columns / 32]);
         matrix.fill(0, &mut codes, &mut scales).expect("no zeros");
-        let place = MatrixPlace {
-            layer: 0,
-            expert: 0,
-            matrix: ExpertMatrix::Gate,
-        };
+        let place = MatrixPlace { layer: 0, expert: 0, matrix: ExpertMatrix::Gate };
         let mut values = vec![0.0; rows * columns];
         decode_matrix(place, (rows, columns), &codes, &scales, &mut values).expect("decodes");
         let square = values.iter().map(|v| v * v).sum::<f64>() / values.len() as f64;
         // Rounding to codes moves the deviation by a few per cent, never by a factor.
-        assert!(
-            (square.sqrt() / 0.02 - 1.0).abs() < 0.05,
-            "{}",
-            square.sqrt()
-        );
+        assert!((square.sqrt() / 0.02 - 1.0).abs() < 0.05, "{}", square.sqrt());
         let zeros = values.iter().filter(|value| **value == 0.0).count();
-        assert!(
-            zeros * 10 < values.len(),
-            "{zeros} zeros of {}",
-            values.len()
-        );
+        assert!(zeros * 10 < values.len(), "{zeros} zeros of {}", values.len());
         let mut bytes: BTreeMap<u8, usize> = BTreeMap::new();
         for scale in scales {
             *bytes.entry(scale).or_default() += 1;

@@ -34,10 +34,7 @@ pub struct Markers {
 impl Markers {
     /// Those named, and the reserved ones that `named` leaves without a name.
     #[must_use]
-    #[expect(
-        clippy::missing_panics_doc,
-        reason = "256 escaped names of 256 bytes compile"
-    )]
+    #[expect(clippy::missing_panics_doc, reason = "256 escaped names of 256 bytes compile")]
     pub fn new(named: BTreeMap<u32, String>) -> Self {
         let mut names = named;
         for id in K3_RANKS as u32..K3_VOCABULARY as u32 {
@@ -70,10 +67,8 @@ impl Markers {
     /// As [`Markers::read`].
     pub fn parse(bytes: &[u8], path: &Path, ranks: usize) -> Result<Self, TextError> {
         let owned = || path.to_owned();
-        let root = parse_document(bytes).map_err(|reason| TextError::Json {
-            path: owned(),
-            reason,
-        })?;
+        let root =
+            parse_document(bytes).map_err(|reason| TextError::Json { path: owned(), reason })?;
         let wrong = |field: String, expected: &str, got: String| TextError::Field {
             path: owned(),
             field,
@@ -109,11 +104,7 @@ impl Markers {
         }
         if let Some((id, name, first)) = repeated(&named) {
             let got = format!("{name:?}, which names {first}");
-            return Err(wrong(
-                format!("{FIELD}.{id}.content"),
-                "a name of its own",
-                got,
-            ));
+            return Err(wrong(format!("{FIELD}.{id}.content"), "a name of its own", got));
         }
         Ok(Self::new(named))
     }

@@ -33,16 +33,10 @@ impl Merger {
         self.end_of.clear();
         self.end_of.extend(1..=length);
         self.before.clear();
-        self.before
-            .extend((0..length).map(|at| at.saturating_sub(1)));
+        self.before.extend((0..length).map(|at| at.saturating_sub(1)));
         let join = |start: u32, middle: u32, end: u32| {
             let rank = rank(&piece[start as usize..end as usize])?;
-            let join = Join {
-                rank,
-                start,
-                middle,
-                end,
-            };
+            let join = Join { rank, start, middle, end };
             Some(Reverse(join))
         };
         // Filled at once: pushing one by one would sort what a heap only has to arrange.
@@ -50,9 +44,7 @@ impl Merger {
         joins.extend((1..length).filter_map(|at| join(at - 1, at, at + 1)));
         self.joins = joins.into();
         while let Some(Reverse(next)) = self.joins.pop() {
-            let Join {
-                start, middle, end, ..
-            } = next;
+            let Join { start, middle, end, .. } = next;
             // Parts only grow: a join whose ends are no longer ends has been overtaken.
             if self.end_of[start as usize] != middle || self.end_of[middle as usize] != end {
                 continue;
@@ -61,12 +53,10 @@ impl Merger {
             self.end_of[middle as usize] = 0;
             if end < length {
                 self.before[end as usize] = start;
-                self.joins
-                    .extend(join(start, end, self.end_of[end as usize]));
+                self.joins.extend(join(start, end, self.end_of[end as usize]));
             }
             if start > 0 {
-                self.joins
-                    .extend(join(self.before[start as usize], start, end));
+                self.joins.extend(join(self.before[start as usize], start, end));
             }
         }
     }

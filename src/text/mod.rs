@@ -89,10 +89,7 @@ impl Tokenizer {
     /// # Errors
     /// [`TextError::BuiltIn`] where the crate carries another one.
     pub fn built_in() -> Result<Self, TextError> {
-        let refuse = |got| TextError::BuiltIn {
-            expected: K3_RANKS,
-            got,
-        };
+        let refuse = |got| TextError::BuiltIn { expected: K3_RANKS, got };
         let core = tiktoken::get_encoding(K3_ENCODING).ok_or_else(|| refuse(0))?;
         if core.vocab_size() != K3_RANKS {
             return Err(refuse(core.vocab_size()));
@@ -101,10 +98,7 @@ impl Tokenizer {
             let name = core.decode_to_string(&[id as u32]).ok()?;
             (!name.is_empty()).then_some((id as u32, name))
         });
-        Ok(Self {
-            markers: Markers::new(named.collect()),
-            encoder: Encoder::BuiltIn(core),
-        })
+        Ok(Self { markers: Markers::new(named.collect()), encoder: Encoder::BuiltIn(core) })
     }
 
     /// The vocabulary of a folder: `tiktoken.model` and `tokenizer_config.json`.
@@ -120,10 +114,7 @@ impl Tokenizer {
     /// A vocabulary of ranks and markers.
     #[must_use]
     pub fn of_table(table: RankTable, markers: Markers) -> Self {
-        Self {
-            encoder: Encoder::Table(table),
-            markers,
-        }
+        Self { encoder: Encoder::Table(table), markers }
     }
 
     /// Tokens with a rank: their ids are 0 to this number less 1.
@@ -196,10 +187,7 @@ impl Tokenizer {
                 bytes.extend_from_slice(table.token(id));
             }
             _ => {
-                return Err(TextError::NoSuchId {
-                    id,
-                    ranks: self.ranks(),
-                });
+                return Err(TextError::NoSuchId { id, ranks: self.ranks() });
             }
         }
         Ok(())

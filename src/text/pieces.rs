@@ -34,10 +34,7 @@ impl Default for Splitter {
 impl Splitter {
     /// Makes it ready.
     #[must_use]
-    #[expect(
-        clippy::missing_panics_doc,
-        reason = "a constant pattern, compiled by the tests"
-    )]
+    #[expect(clippy::missing_panics_doc, reason = "a constant pattern, compiled by the tests")]
     pub fn new() -> Self {
         let linear = SPLIT_PATTERN.replace(LOOK_AHEAD, "");
         #[expect(clippy::expect_used, reason = "as above")]

@@ -62,11 +62,7 @@ impl RankTable {
         for (index, line) in lines.iter().enumerate() {
             let added = parse_line(line)
                 .and_then(|(token, rank)| add(&mut ranks, &mut places, (token, rank), index + 1));
-            added.map_err(|problem| TextError::Line {
-                path: owned(),
-                line: index + 1,
-                problem,
-            })?;
+            added.map_err(|problem| TextError::Line { path: owned(), line: index + 1, problem })?;
         }
         if ranks.is_empty() {
             return Err(TextError::NoRanks { path: owned() });
@@ -100,13 +96,7 @@ impl RankTable {
             end += token.len();
             end
         });
-        Self {
-            ends: ends.collect(),
-            bytes,
-            longest_bytes,
-            ranks,
-            splitter: Splitter::new(),
-        }
+        Self { ends: ends.collect(), bytes, longest_bytes, ranks, splitter: Splitter::new() }
     }
 
     /// Number of tokens: their ranks are 0 to this less 1.
@@ -187,12 +177,8 @@ fn parse_line(line: &[u8]) -> Result<(Vec<u8>, u32), LineProblem> {
     let (Some(token), Some(rank), None) = (fields.next(), fields.next(), fields.next()) else {
         return Err(LineProblem::Fields { got: shown(line) });
     };
-    let token = STANDARD
-        .decode(token)
-        .map_err(|error| LineProblem::Base64 {
-            error,
-            got: shown(token),
-        })?;
+    let token =
+        STANDARD.decode(token).map_err(|error| LineProblem::Base64 { error, got: shown(token) })?;
     if token.is_empty() {
         return Err(LineProblem::Empty);
     }

@@ -136,10 +136,7 @@ pub enum CheckpointError {
 }
 
 fn listing(names: &[String]) -> String {
-    let shown = names
-        .iter()
-        .take(LISTED)
-        .map(|name| name.escape_debug().to_string());
+    let shown = names.iter().take(LISTED).map(|name| name.escape_debug().to_string());
     let mut text = shown.collect::<Vec<_>>().join(", ");
     if names.len() > LISTED {
         text.push_str(&format!(", … ({} more)", names.len() - LISTED));
@@ -209,15 +206,8 @@ struct Listing {
 
 impl Listing {
     fn read(folder: &Path) -> Result<Self, CheckpointError> {
-        let io_error = |reason| CheckpointError::Folder {
-            path: folder.to_owned(),
-            reason,
-        };
-        let mut found = Self {
-            has_index: false,
-            shards: Vec::new(),
-            unfinished: Vec::new(),
-        };
+        let io_error = |reason| CheckpointError::Folder { path: folder.to_owned(), reason };
+        let mut found = Self { has_index: false, shards: Vec::new(), unfinished: Vec::new() };
         for entry in fs::read_dir(folder).map_err(io_error)? {
             // A name that is not UTF-8 cannot be in an index and ends in nothing we look for.
             let Ok(name) = entry.map_err(io_error)?.file_name().into_string() else {
@@ -237,15 +227,10 @@ impl Listing {
     }
 
     fn notes(self, used: &[String]) -> Vec<Note> {
-        let stray = self
-            .shards
-            .into_iter()
-            .filter(|file| used.binary_search(file).is_err());
+        let stray = self.shards.into_iter().filter(|file| used.binary_search(file).is_err());
         let stray = stray.map(|file| Note::StrayShard { file });
         let unfinished = self.unfinished.into_iter();
-        stray
-            .chain(unfinished.map(|file| Note::UnfinishedDownload { file }))
-            .collect()
+        stray.chain(unfinished.map(|file| Note::UnfinishedDownload { file })).collect()
     }
 }
 
@@ -272,11 +257,7 @@ fn open_indexed(
         .par_iter()
         .map(|file| {
             let strangers = NameTable::new();
-            let mut names = IndexedNames {
-                table: &index.names,
-                strangers,
-                near: 0,
-            };
+            let mut names = IndexedNames { table: &index.names, strangers, near: 0 };
             let opened = Shard::open(&folder.join(file), &mut names);
             opened.map(|opened| (opened, names.strangers))
         })
@@ -303,10 +284,7 @@ fn open_indexed(
     let mut checkpoint = build.finish(absent, true, notes);
     let header_bytes = checkpoint.tensor_bytes();
     if let Some(index_bytes) = total_size.filter(|&bytes| bytes != header_bytes) {
-        checkpoint.notes.push(Note::TotalSizeDiffers {
-            index_bytes,
-            header_bytes,
-        });
+        checkpoint.notes.push(Note::TotalSizeDiffers { index_bytes, header_bytes });
     }
     Ok(checkpoint)
 }
@@ -318,27 +296,16 @@ fn open_unindexed(
 ) -> Result<Checkpoint, CheckpointError> {
     let path = folder.to_owned();
     if listing.shards.is_empty() {
-        return Err(CheckpointError::NoShards {
-            path,
-            unfinished: listing.unfinished,
-        });
+        return Err(CheckpointError::NoShards { path, unfinished: listing.unfinished });
     }
     if listing.shards.len() > MAX_SHARDS {
-        return Err(CheckpointError::TooManyShards {
-            path,
-            count: listing.shards.len(),
-        });
+        return Err(CheckpointError::TooManyShards { path, count: listing.shards.len() });
     }
     let absent = absent_by_numbering(&listing.shards);
     let total = listing.shards.len() + absent.len();
     if !absent.is_empty() && missing == Missing::Refused {
         let unfinished = listing.unfinished;
-        return Err(CheckpointError::ShardsMissing {
-            path,
-            missing: absent,
-            total,
-            unfinished,
-        });
+        return Err(CheckpointError::ShardsMissing { path, missing: absent, total, unfinished });
     }
     let mut build = Build::new(path, NameTable::new());
     for file in &listing.shards {
@@ -375,9 +342,7 @@ fn absent_by_numbering(shards: &[String]) -> Vec<String> {
                 })
             };
             if !shards.iter().any(fits) {
-                absent.push(format!(
-                    "{stem}-{number:0digits$}-of-{total_text}.safetensors"
-                ));
+                absent.push(format!("{stem}-{number:0digits$}-of-{total_text}.safetensors"));
             }
         }
     }
@@ -556,20 +521,10 @@ impl IndexedMerge<'_> {
             if build.entry_of_name[name_id as usize] != NO_ENTRY {
                 let path = build.folder.clone();
                 let (first, second) = (mapped, declared);
-                return Err(CheckpointError::InTwoShards {
-                    path,
-                    tensor,
-                    first,
-                    second,
-                });
+                return Err(CheckpointError::InTwoShards { path, tensor, first, second });
             }
             let path = self.path.to_owned();
-            return Err(CheckpointError::MappedElsewhere {
-                path,
-                tensor,
-                mapped,
-                declared,
-            });
+            return Err(CheckpointError::MappedElsewhere { path, tensor, mapped, declared });
         }
         let lost = |&name: &usize| {
             build.entry_of_name[name] == NO_ENTRY && absent.binary_search(mapped(name)).is_err()

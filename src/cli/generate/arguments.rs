@@ -192,12 +192,7 @@ impl GenerateArgs {
     /// Whether nothing but stdout is asked for.
     #[must_use]
     pub fn only_stdout(&self) -> bool {
-        let files = [
-            &self.dump_logits,
-            &self.dump_trace,
-            &self.save_state,
-            &self.output.out,
-        ];
+        let files = [&self.dump_logits, &self.dump_trace, &self.save_state, &self.output.out];
         files.iter().all(|file| file.is_none())
     }
 }

@@ -19,9 +19,7 @@ fn wishes(args: &ModelArgs) -> Wishes {
     let slots = args.expert_slots.map(|slots| slots as usize);
     let preset_experts = preset.filter(|_| slots.is_none());
     Wishes {
-        trunk_bytes: args
-            .trunk_gb
-            .or_else(|| preset.map(|preset| bytes(preset.trunk_gb))),
+        trunk_bytes: args.trunk_gb.or_else(|| preset.map(|preset| bytes(preset.trunk_gb))),
         expert_bytes: args
             .cache_gb
             .or_else(|| preset_experts.map(|preset| bytes(preset.expert_gb))),
@@ -59,9 +57,7 @@ pub fn plan(
         (None, Some(machine)) => Some((machine as f64 * UNASKED_SHARE) as u64),
         _ => limit,
     };
-    let planned = demand
-        .plan(&wishes, unasked)
-        .or_else(|_| demand.plan(&wishes, limit));
+    let planned = demand.plan(&wishes, unasked).or_else(|_| demand.plan(&wishes, limit));
     planned.map_err(|refusal| {
         let hint = match refusal.limit_of {
             LimitOf::Trunk => {

@@ -175,10 +175,7 @@ impl<'a> TextOutput<'a> {
         }
         self.ends_line = text.ends_with('\n');
         let mut stdout = io::stdout().lock();
-        match stdout
-            .write_all(text.as_bytes())
-            .and_then(|()| stdout.flush())
-        {
+        match stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()) {
             Err(error) if error.kind() == io::ErrorKind::BrokenPipe => {
                 self.reader_left = true;
                 Ok(())

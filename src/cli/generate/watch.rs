@@ -38,10 +38,7 @@ impl Outputs {
         let make = |path: &Option<std::path::PathBuf>| {
             path.as_deref().map(PendingFile::create).transpose()
         };
-        Ok(Self {
-            logits: make(&args.dump_logits)?,
-            trace: make(&args.dump_trace)?,
-        })
+        Ok(Self { logits: make(&args.dump_logits)?, trace: make(&args.dump_trace)? })
     }
 }
 
@@ -148,10 +145,7 @@ impl<'a> RunWatch<'a> {
     }
 
     fn counters(&self) -> (ExpertCounters, TrunkCounters) {
-        (
-            self.streamed.experts.counters(),
-            self.streamed.layers.counters(),
-        )
+        (self.streamed.experts.counters(), self.streamed.layers.counters())
     }
 }
 

@@ -113,11 +113,7 @@ impl SimcacheArgs {
         let k3 = ModelShape::K3;
         let shape = ModelShape {
             layer_count: self.model_layers.unwrap_or(k3.layer_count),
-            first_moe_layer: if self.model_layers == Some(1) {
-                0
-            } else {
-                k3.first_moe_layer
-            },
+            first_moe_layer: if self.model_layers == Some(1) { 0 } else { k3.first_moe_layer },
             experts_per_layer: self.experts.unwrap_or(k3.experts_per_layer),
             top_k: self.top_k.unwrap_or(k3.top_k),
             expert_bytes: self.expert_bytes.unwrap_or(k3.expert_bytes),
@@ -130,10 +126,9 @@ impl SimcacheArgs {
         };
         match shape.first_bad_field() {
             None => Ok(shape),
-            Some((field, value, allowed)) => Err(Usage(format!(
-                "{} is {value}, allowed is {allowed}",
-                option(field)
-            ))),
+            Some((field, value, allowed)) => {
+                Err(Usage(format!("{} is {value}, allowed is {allowed}", option(field))))
+            }
         }
     }
 
@@ -148,28 +143,14 @@ impl SimcacheArgs {
                 self.model_layers.map(u64::from),
                 u64::from(header.shape.layer_count),
             ),
-            (
-                "--experts",
-                self.experts.map(u64::from),
-                u64::from(header.shape.experts_per_layer),
-            ),
-            (
-                "--top-k",
-                self.top_k.map(u64::from),
-                u64::from(header.shape.top_k),
-            ),
-            (
-                "--expert-bytes",
-                self.expert_bytes,
-                header.shape.expert_bytes,
-            ),
+            ("--experts", self.experts.map(u64::from), u64::from(header.shape.experts_per_layer)),
+            ("--top-k", self.top_k.map(u64::from), u64::from(header.shape.top_k)),
+            ("--expert-bytes", self.expert_bytes, header.shape.expert_bytes),
         ];
         for (option, given, stated) in given {
             if let Some(given) = given.filter(|&given| given != stated) {
                 let path = path.display();
-                return Err(Usage(format!(
-                    "{option} {given}, but {path} states {stated}"
-                )));
+                return Err(Usage(format!("{option} {given}, but {path} states {stated}")));
             }
         }
         Ok(())
@@ -178,23 +159,11 @@ impl SimcacheArgs {
     /// The checked plan for traces like `trace`.
     pub fn plan(&self, trace: &Trace, ladder: Option<Vec<Rung>>) -> Result<StudyPlan, Usage> {
         let shape = &trace.shape;
-        let by_gb = self
-            .cache_gb
-            .iter()
-            .map(|gb| (gb * 1e9 / shape.expert_bytes as f64) as usize);
-        let slot_counts: Vec<usize> = self
-            .slots
-            .iter()
-            .map(|&slots| slots as usize)
-            .chain(by_gb)
-            .collect();
-        if slot_counts
-            .iter()
-            .any(|&slots| slots == 0 || slots as u64 > MAX_SLOTS)
-        {
-            return Err(Usage(
-                "--cache-gb gives a cache of no slots, or of too many".to_string(),
-            ));
+        let by_gb = self.cache_gb.iter().map(|gb| (gb * 1e9 / shape.expert_bytes as f64) as usize);
+        let slot_counts: Vec<usize> =
+            self.slots.iter().map(|&slots| slots as usize).chain(by_gb).collect();
+        if slot_counts.iter().any(|&slots| slots == 0 || slots as u64 > MAX_SLOTS) {
+            return Err(Usage("--cache-gb gives a cache of no slots, or of too many".to_string()));
         }
         let keep_layers = match &self.layers {
             Some(text) => Some((layers(text, shape.layer_count)?, text.clone())),
@@ -226,13 +195,9 @@ impl SimcacheArgs {
         let mut memory = self.memory.clone();
         memory.sort_unstable();
         memory.dedup();
-        let mut budgets: Vec<Budget> = memory
-            .into_iter()
-            .map(|bytes| Budget::Memory { bytes })
-            .collect();
-        let chosen = PRESETS
-            .iter()
-            .filter(|preset| self.preset.iter().any(|p| p == preset.name));
+        let mut budgets: Vec<Budget> =
+            memory.into_iter().map(|bytes| Budget::Memory { bytes }).collect();
+        let chosen = PRESETS.iter().filter(|preset| self.preset.iter().any(|p| p == preset.name));
         budgets.extend(chosen.map(|preset| Budget::Preset {
             name: preset.name,
             trunk_bytes: (preset.trunk_gb * 1e9) as u64,
@@ -244,18 +209,10 @@ impl SimcacheArgs {
     /// K3's trunk and fixed memory only for K3's shape; other models have to state theirs.
     fn machine(&self, trace: &Trace) -> Machine {
         let k3 = |bytes| {
-            if trace.shape == ModelShape::K3 {
-                bytes
-            } else {
-                0
-            }
+            if trace.shape == ModelShape::K3 { bytes } else { 0 }
         };
         let stated = trace.header.as_ref().map_or(0, |header| header.trunk_bytes);
-        let trunk = if stated > 0 {
-            stated
-        } else {
-            k3(K3_TRUNK_BYTES)
-        };
+        let trunk = if stated > 0 { stated } else { k3(K3_TRUNK_BYTES) };
         Machine {
             disk_bytes_per_second: self.disk_gbs.map_or(ASSUMED_DISK_RATE, |rate| rate * 1e9),
             disk_rate_given: self.disk_gbs.is_some(),
@@ -287,9 +244,7 @@ fn not_negative(text: &str) -> Result<f64, String> {
 /// A size with its unit: 8GB (10^9), 8GiB (2^30), 512MB, 100B.
 fn size(text: &str) -> Result<u64, String> {
     let wrong = || "expected a size with its unit, such as 8GB, 64GiB or 500MB".to_string();
-    let digits = text
-        .find(|c: char| !c.is_ascii_digit() && c != '.')
-        .ok_or_else(wrong)?;
+    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(wrong)?;
     let (number, unit) = text.split_at(digits);
     let factor = match unit.to_ascii_lowercase().as_str() {
         "b" => 1.0,
@@ -304,11 +259,7 @@ fn size(text: &str) -> Result<u64, String> {
         _ => return Err(wrong()),
     };
     let bytes = number.parse::<f64>().map_err(|_| wrong())? * factor;
-    if bytes.is_finite() && bytes <= 1e18 {
-        Ok(bytes as u64)
-    } else {
-        Err(wrong())
-    }
+    if bytes.is_finite() && bytes <= 1e18 { Ok(bytes as u64) } else { Err(wrong()) }
 }
 
 /// Layers of a range such as `0..92` (both ends included), `7`, `0,3,91..92` or `all`.
@@ -318,15 +269,10 @@ fn layers(text: &str, layer_count: u32) -> Result<Vec<u16>, Usage> {
     }
     let wrong = |part: &str| {
         let last = layer_count - 1;
-        Usage(format!(
-            "--layers: '{part}' is no layer or range of layers within 0..{last}"
-        ))
+        Usage(format!("--layers: '{part}' is no layer or range of layers within 0..{last}"))
     };
     let layer = |part: &str, whole: &str| {
-        let layer = part
-            .parse::<u32>()
-            .ok()
-            .filter(|&layer| layer < layer_count);
+        let layer = part.parse::<u32>().ok().filter(|&layer| layer < layer_count);
         layer.map(|layer| layer as u16).ok_or_else(|| wrong(whole))
     };
     let mut layers = Vec::new();

@@ -24,20 +24,8 @@ pub fn every_tensor(context: &Context<'_>) -> Outcome {
         return Outcome::failed(format!("{} refuses: {error}", context.source.name()));
     }
     let unused = binding.unused_counts();
-    let listed: Vec<String> = unused
-        .iter()
-        .map(|(class, count)| format!("{count} of {class}"))
-        .collect();
-    let left_over = if listed.is_empty() {
-        "none".to_owned()
-    } else {
-        listed.join(", ")
-    };
-    Outcome::judged(
-        true,
-        format!(
-            "{} tensors bound, unused: {left_over}",
-            binding.bound_count()
-        ),
-    )
+    let listed: Vec<String> =
+        unused.iter().map(|(class, count)| format!("{count} of {class}")).collect();
+    let left_over = if listed.is_empty() { "none".to_owned() } else { listed.join(", ") };
+    Outcome::judged(true, format!("{} tensors bound, unused: {left_over}", binding.bound_count()))
 }

@@ -68,15 +68,9 @@ fn refuses(context: &Context<'_>, fault: Fault, must_name: &str) -> Outcome {
 /// Opens the copy and runs the full ids through it.
 fn run_on(context: &Context<'_>, model_dir: &Path) -> Result<(), SubjectError> {
     let set = context.set;
-    let copy = Opening {
-        dir: model_dir,
-        ..set.opening(context.mla_norm_eps)
-    };
+    let copy = Opening { dir: model_dir, ..set.opening(context.mla_norm_eps) };
     let subject = context.source.open(copy)?;
-    subject
-        .sequence()
-        .feed(&set.full.ids, &mut NoStages)
-        .map(|_| ())
+    subject.sequence().feed(&set.full.ids, &mut NoStages).map(|_| ())
 }
 
 /// Copies the set's checkpoint to a temporary folder and plants the fault.
@@ -140,13 +134,8 @@ fn overwrite(
     bytes: &[u8],
 ) -> Result<(), String> {
     use std::os::unix::fs::FileExt as _;
-    let info = checkpoint
-        .tensor(name)
-        .ok_or_else(|| format!("no tensor {name}"))?;
-    let shard = checkpoint
-        .shard_path(info.shard)
-        .file_name()
-        .ok_or("a shard without a name")?;
+    let info = checkpoint.tensor(name).ok_or_else(|| format!("no tensor {name}"))?;
+    let shard = checkpoint.shard_path(info.shard).file_name().ok_or("a shard without a name")?;
     std::fs::OpenOptions::new()
         .write(true)
         .open(folder.join(shard))
@@ -179,9 +168,7 @@ pub fn replace_text(folder: &Path, old: &str, new: &str) -> Result<(), String> {
             std::fs::write(&path, bytes).map_err(|error| error.to_string())?;
         }
     }
-    (replaced > 0)
-        .then_some(())
-        .ok_or_else(|| format!("{old} occurs nowhere"))
+    (replaced > 0).then_some(()).ok_or_else(|| format!("{old} occurs nowhere"))
 }
 
 /// Exchanges the two dimensions in the header entries of all `b_proj` tensors.

@@ -30,11 +30,7 @@ pub fn full_recompute(context: &Context<'_>) -> Outcome {
     }
     Outcome::judged(
         !set.greedy_ids.is_empty(),
-        format!(
-            "{} of {} ids",
-            ids.len() - set.prompt_ids.len(),
-            set.greedy_ids.len()
-        ),
+        format!("{} of {} ids", ids.len() - set.prompt_ids.len(), set.greedy_ids.len()),
     )
 }
 
@@ -44,22 +40,13 @@ fn own_decoding(expected: &[u32], generation: Result<&Generation, SubjectError>)
         Ok(generation) => &generation.ids,
         Err(error) => return Outcome::failed(error.to_string()),
     };
-    match got
-        .iter()
-        .zip(expected)
-        .position(|(got, right)| got != right)
-    {
-        Some(step) => Outcome::failed(format!(
-            "step {step}: expected {}, got {}",
-            expected[step], got[step]
-        )),
+    match got.iter().zip(expected).position(|(got, right)| got != right) {
+        Some(step) => {
+            Outcome::failed(format!("step {step}: expected {}, got {}", expected[step], got[step]))
+        }
         None => Outcome::judged(
             !expected.is_empty() && got.len() == expected.len(),
-            format!(
-                "{} of {} ids, decoded on its own",
-                got.len(),
-                expected.len()
-            ),
+            format!("{} of {} ids, decoded on its own", got.len(), expected.len()),
         ),
     }
 }

@@ -45,20 +45,13 @@ fn decode(context: &Context<'_>) -> Result<Outcome, SubjectError> {
     let right_so_far = wrong.is_none() && comparisons[0].record.passed;
     if let Some(long) = set.long.as_ref().filter(|_| right_so_far) {
         let pieced = feed_in_pieces(context, &long.ids)?;
-        comparisons.push(same_bits(
-            "long ids in pieces",
-            &pieced,
-            context.long_logits()?,
-        ));
+        comparisons.push(same_bits("long ids in pieces", &pieced, context.long_logits()?));
     }
     let first_difference = comparisons.iter().find(|c| !c.record.passed).map(describe);
     let passed = wrong.is_none() && first_difference.is_none() && !set.greedy_ids.is_empty();
     let rows: usize = comparisons.iter().map(|c| c.record.count).sum();
     let summary = wrong.or(first_difference).unwrap_or_else(|| {
-        format!(
-            "{} ids; {rows} logits equal full recompute in bits",
-            set.greedy_ids.len()
-        )
+        format!("{} ids; {rows} logits equal full recompute in bits", set.greedy_ids.len())
     });
     let mut outcome = Outcome::judged(passed, summary);
     outcome.comparisons = comparisons;
@@ -74,18 +67,10 @@ fn own_decoding(context: &Context<'_>, generation: &Generation) -> Result<Outcom
     let range = first * logits.vocabulary..(first + logits.rows) * logits.vocabulary;
     let budget = Budget::Absolute(context.logits_tolerance(&set.full.ids)?);
     let shape = [logits.rows, logits.vocabulary];
-    let record = compare(
-        &logits.values,
-        &set.full.logits[range.clone()],
-        &shape,
-        &budget,
-    );
+    let record = compare(&logits.values, &set.full.logits[range.clone()], &shape, &budget);
     let same_ids = generation.ids == set.greedy_ids;
     let passed = same_ids && record.passed && !set.greedy_ids.is_empty();
-    let named = NamedComparison {
-        name: "logits.f64, generated positions".to_owned(),
-        record,
-    };
+    let named = NamedComparison { name: "logits.f64, generated positions".to_owned(), record };
     let rows = logits.rows;
     let summary = if !same_ids {
         "its ids are not the greedy ids".to_owned()
@@ -137,10 +122,7 @@ pub fn append(logits: &mut Logits, more: Logits) {
 pub fn same_bits(name: &str, carried: &Logits, recomputed: &Logits) -> NamedComparison {
     let shape = [recomputed.rows, recomputed.vocabulary];
     let record = compare(&carried.values, &recomputed.values, &shape, &Budget::Bits);
-    NamedComparison {
-        name: name.to_owned(),
-        record,
-    }
+    NamedComparison { name: name.to_owned(), record }
 }
 
 /// The first difference in words.

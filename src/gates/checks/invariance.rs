@@ -97,11 +97,7 @@ fn first_rows(logits: &Logits, rows: usize) -> Logits {
 }
 
 fn empty(like: &Logits) -> Logits {
-    Logits {
-        rows: 0,
-        vocabulary: like.vocabulary,
-        values: Vec::new(),
-    }
+    Logits { rows: 0, vocabulary: like.vocabulary, values: Vec::new() }
 }
 
 fn summarise(comparisons: Vec<NamedComparison>) -> Outcome {

@@ -47,10 +47,7 @@ fn judge(context: &Context<'_>) -> Result<Outcome, SubjectError> {
     let right = |done: &[NamedComparison]| done.iter().all(|c| c.record.passed);
     if right(&comparisons) && (set.router.is_some() || set.layer_outputs.is_some()) {
         let mut dump = StageDump::default();
-        context
-            .subject()?
-            .sequence()
-            .feed(&set.full.ids, &mut dump)?;
+        context.subject()?.sequence().feed(&set.full.ids, &mut dump)?;
         if let Some(router) = &set.router {
             comparisons.extend(router_answers(context, router, &dump));
         }
@@ -87,11 +84,7 @@ fn summarise(comparisons: Vec<NamedComparison>) -> Outcome {
     let failures = comparisons.iter().filter(|c| !c.record.passed).count();
     let summary = match comparisons.iter().find(|c| !c.record.passed) {
         Some(first) => {
-            format!(
-                "{failures} of {} differ, first {}",
-                comparisons.len(),
-                describe(first)
-            )
+            format!("{failures} of {} differ, first {}", comparisons.len(), describe(first))
         }
         None => {
             let worst = comparisons
@@ -129,17 +122,11 @@ fn one_stage(
 ) -> NamedComparison {
     let name = key.to_string();
     let Some(got) = got else {
-        return NamedComparison {
-            name,
-            record: absent(),
-        };
+        return NamedComparison { name, record: absent() };
     };
     if got.shape != expected.shape {
         let mut record = absent();
-        record.problem = Some(format!(
-            "shape {:?}, expected {:?}",
-            got.shape, expected.shape
-        ));
+        record.problem = Some(format!("shape {:?}, expected {:?}", got.shape, expected.shape));
         return NamedComparison { name, record };
     }
     let record = match (&got.values, &expected.values) {
@@ -148,12 +135,9 @@ fn one_stage(
             let budget = Budget::Absolute(stage_tolerance(context) * largest);
             compare(got, right, &expected.shape, &budget)
         }
-        (StageValues::Ids(got), StageValues::Ids(right)) => compare(
-            &as_real(got),
-            &as_real(right),
-            &expected.shape,
-            &Budget::Bits,
-        ),
+        (StageValues::Ids(got), StageValues::Ids(right)) => {
+            compare(&as_real(got), &as_real(right), &expected.shape, &Budget::Bits)
+        }
         _ => absent(),
     };
     NamedComparison { name, record }
@@ -194,14 +178,8 @@ fn router_answers(
     for (place, &layer) in answers.layers.iter().enumerate() {
         let range = place * per_layer..(place + 1) * per_layer;
         let real = |stage| match dump.tensors.get(&StageKey::layer(layer, stage)) {
-            Some(StageTensor {
-                values: StageValues::Real(values),
-                ..
-            }) => values.clone(),
-            Some(StageTensor {
-                values: StageValues::Ids(ids),
-                ..
-            }) => as_real(ids),
+            Some(StageTensor { values: StageValues::Real(values), .. }) => values.clone(),
+            Some(StageTensor { values: StageValues::Ids(ids), .. }) => as_real(ids),
             None => Vec::new(),
         };
         let ids = as_real(&answers.ids[range.clone()]);
@@ -224,17 +202,11 @@ fn layer_outputs(
     dump: &StageDump,
 ) -> NamedComparison {
     let config = &context.set.config;
-    let shape = [
-        config.num_hidden_layers,
-        context.set.full.ids.len(),
-        config.hidden_size,
-    ];
+    let shape = [config.num_hidden_layers, context.set.full.ids.len(), config.hidden_size];
     let mut got = Vec::with_capacity(answers.values.len());
     for layer in 0..config.num_hidden_layers {
-        if let Some(StageTensor {
-            values: StageValues::Real(values),
-            ..
-        }) = dump.tensors.get(&StageKey::layer(layer, Stage::Out))
+        if let Some(StageTensor { values: StageValues::Real(values), .. }) =
+            dump.tensors.get(&StageKey::layer(layer, Stage::Out))
         {
             got.extend_from_slice(values);
         }
@@ -245,8 +217,5 @@ fn layer_outputs(
         context.set.f64_tolerance
     };
     let record = compare(&got, &answers.values, &shape, &Budget::Absolute(budget));
-    NamedComparison {
-        name: answers.name.clone(),
-        record,
-    }
+    NamedComparison { name: answers.name.clone(), record }
 }

@@ -12,12 +12,7 @@ use crate::stages::{Stage, StageDump, StageKey, StageSink, StageTensor, StageVal
 /// The full ids (prompt and greedy ids) against `logits.f64`.
 #[must_use]
 pub fn full(context: &Context<'_>) -> Outcome {
-    let mut outcome = judge(
-        context,
-        "logits.f64",
-        &context.set.full,
-        context.full_logits(),
-    );
+    let mut outcome = judge(context, "logits.f64", &context.set.full, context.full_logits());
     if let Ok(logits) = context.full_logits() {
         outcome.information = beside(context, logits);
         if outcome.verdict == Verdict::Fail && context.source.logits_only() {
@@ -87,10 +82,7 @@ fn long_router_ids(
     let per_layer = rows * router.top_k;
     let one_layer = |(place, layer): (usize, &usize)| {
         let got = match dump.tensors.get(&StageKey::layer(*layer, Stage::RouterIds)) {
-            Some(StageTensor {
-                values: StageValues::Ids(ids),
-                ..
-            }) => real(ids),
+            Some(StageTensor { values: StageValues::Ids(ids), .. }) => real(ids),
             _ => Vec::new(),
         };
         let expected = real(&answers[place * per_layer..(place + 1) * per_layer]);
@@ -127,15 +119,12 @@ fn judge(
     };
     let budget = Budget::Absolute(tolerance);
     let record = compare(&logits.values, &answers.logits, &shape, &budget);
-    let wrong: Vec<usize> = (0..logits.rows)
-        .filter(|&row| logits.argmax(row) != Some(answers.argmax[row]))
-        .collect();
+    let wrong: Vec<usize> =
+        (0..logits.rows).filter(|&row| logits.argmax(row) != Some(answers.argmax[row])).collect();
     let right = logits.rows - wrong.len();
     let mut summary = format!("argmax {right} of {}", logits.rows);
     if let Some(&row) = wrong.first() {
-        let got = logits
-            .argmax(row)
-            .map_or("no finite maximum".to_owned(), |id| id.to_string());
+        let got = logits.argmax(row).map_or("no finite maximum".to_owned(), |id| id.to_string());
         summary += &format!(
             ", first wrong at position {row}: expected {}, got {got}",
             answers.argmax[row]
@@ -156,10 +145,7 @@ fn judge(
         (None, None) => {}
     }
     let mut outcome = Outcome::judged(wrong.is_empty() && record.passed, summary);
-    outcome.comparisons.push(NamedComparison {
-        name: name.to_owned(),
-        record,
-    });
+    outcome.comparisons.push(NamedComparison { name: name.to_owned(), record });
     outcome
 }
 
@@ -167,22 +153,14 @@ fn judge(
 /// engines the subject's numbers belong to.
 fn beside(context: &Context<'_>, logits: &Logits) -> Vec<Information> {
     let distance = |other: &[f64]| {
-        logits
-            .values
-            .iter()
-            .zip(other)
-            .map(|(a, b)| (a - b).abs())
-            .fold(0.0, f64::max)
+        logits.values.iter().zip(other).map(|(a, b)| (a - b).abs()).fold(0.0, f64::max)
     };
     let mut rows: Vec<Information> = context
         .set
         .other_logits
         .iter()
         .filter(|(_, values)| values.len() == logits.values.len())
-        .map(|(name, values)| Information {
-            name: name.clone(),
-            max_abs: distance(values),
-        })
+        .map(|(name, values)| Information { name: name.clone(), max_abs: distance(values) })
         .collect();
     rows.sort_by(|a, b| a.max_abs.total_cmp(&b.max_abs));
     rows

@@ -111,11 +111,7 @@ pub fn launch(
     ]);
     let stdout = scratch.path().join("stdout");
     let stderr = scratch.path().join("stderr");
-    let to_file = |path: &Path| {
-        File::create(path)
-            .map(Stdio::from)
-            .map_err(LaunchError::Start)
-    };
+    let to_file = |path: &Path| File::create(path).map(Stdio::from).map_err(LaunchError::Start);
     let child = Command::new(&words[0])
         .args(&words[1..])
         .stdin(Stdio::null())
@@ -134,11 +130,7 @@ pub fn launch(
     }
     let (rows, values) = read_logits(&logits, vocabulary)?;
     let ids = read_ids(&read_text(&stdout), ids, generate)?;
-    Ok(Output {
-        ids,
-        rows,
-        logits: values,
-    })
+    Ok(Output { ids, rows, logits: values })
 }
 
 fn wait(mut child: Child, timeout: Duration) -> Result<ExitStatus, LaunchError> {
@@ -156,9 +148,7 @@ fn wait(mut child: Child, timeout: Duration) -> Result<ExitStatus, LaunchError> 
 }
 
 fn stop(child: &mut Child) {
-    let group = i32::try_from(child.id())
-        .ok()
-        .and_then(rustix::process::Pid::from_raw);
+    let group = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw);
     if let Some(group) = group {
         // It may have ended in this moment; then there is nothing to stop.
         let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
@@ -182,11 +172,8 @@ fn read_logits(path: &Path, vocabulary: usize) -> Result<(usize, Vec<f64>), Laun
         std::io::ErrorKind::NotFound => LaunchError::NoLogits,
         _ => LaunchError::Start(error),
     })?;
-    let whole_rows = |got: String| LaunchError::Rows {
-        expected: "whole".to_owned(),
-        vocabulary,
-        got,
-    };
+    let whole_rows =
+        |got: String| LaunchError::Rows { expected: "whole".to_owned(), vocabulary, got };
     let values = if looks_like_safetensors(&bytes) {
         let (shape, values) = safetensors_logits(path, &bytes)?;
         if shape.last() != Some(&vocabulary) {
@@ -252,10 +239,7 @@ fn read_ids(text: &str, given: &[u32], generate: usize) -> Result<Vec<u32>, Laun
         ids.drain(..given.len());
     }
     if ids.len() != generate {
-        return Err(LaunchError::Ids {
-            expected: generate,
-            got: format!("{} ids", ids.len()),
-        });
+        return Err(LaunchError::Ids { expected: generate, got: format!("{} ids", ids.len()) });
     }
     Ok(ids)
 }
@@ -263,14 +247,9 @@ fn read_ids(text: &str, given: &[u32], generate: usize) -> Result<Vec<u32>, Laun
 /// A line of decimal numbers with commas or blanks between them, in brackets or not.
 fn id_line(line: &str) -> Option<Vec<u32>> {
     let line = line.trim();
-    let inner = line
-        .strip_prefix('[')
-        .and_then(|rest| rest.strip_suffix(']'));
+    let inner = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
     let line = inner.unwrap_or(line);
-    let parts: Vec<&str> = line
-        .split([',', ' ', '\t'])
-        .filter(|part| !part.is_empty())
-        .collect();
+    let parts: Vec<&str> = line.split([',', ' ', '\t']).filter(|part| !part.is_empty()).collect();
     let id = |part: &&str| {
         let digits = part.bytes().all(|byte| byte.is_ascii_digit());
         digits.then(|| part.parse().ok()).flatten()

@@ -180,10 +180,7 @@ mod tests {
             ("sh 'x {model} {ids} {gen} {logits}", "quote"),
             ("sh {model} {ids} {gen}", "{logits} is missing"),
             ("sh {model} {ids} {gen} {logits} {frobnicate}", "frobnicate"),
-            (
-                "no-such-program-here {model} {ids} {gen} {logits}",
-                "no-such-program",
-            ),
+            ("no-such-program-here {model} {ids} {gen} {logits}", "no-such-program"),
             ("/etc/passwd {model} {ids} {gen} {logits}", "cannot be run"),
         ] {
             let error = parsed(text).unwrap_err().to_string();
@@ -196,16 +193,7 @@ mod tests {
     fn places_are_filled_once_and_words_stay_words() {
         let template = parsed("sh -c 'a b' --m={model} {ids} {gen} {logits} '{\"k\": 1}'").unwrap();
         let words = template.filled(["/a {ids}/b", "1,2", "3", "/tmp/x"]);
-        let expected = [
-            "sh",
-            "-c",
-            "a b",
-            "--m=/a {ids}/b",
-            "1,2",
-            "3",
-            "/tmp/x",
-            "{\"k\": 1}",
-        ];
+        let expected = ["sh", "-c", "a b", "--m=/a {ids}/b", "1,2", "3", "/tmp/x", "{\"k\": 1}"];
         assert_eq!(words, expected);
     }
 }

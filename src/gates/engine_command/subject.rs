@@ -76,11 +76,7 @@ impl OnCheckpoint {
     }
 
     fn rows_error(&self, expected: String, got: usize) -> SubjectError {
-        failed(LaunchError::Rows {
-            expected,
-            vocabulary: self.vocabulary,
-            got: got.to_string(),
-        })
+        failed(LaunchError::Rows { expected, vocabulary: self.vocabulary, got: got.to_string() })
     }
 
     /// The logits of every id given, from an empty state.
@@ -118,21 +114,15 @@ impl OnCheckpoint {
             return Ok(*form);
         }
         let output = self.launch(ids, 1)?;
-        let form = if output.rows == 1 && ids.len() > 1 {
-            Form::PerGenerated
-        } else {
-            Form::PerPosition
-        };
+        let form =
+            if output.rows == 1 && ids.len() > 1 { Form::PerGenerated } else { Form::PerPosition };
         Ok(*self.form.get_or_init(|| form))
     }
 }
 
 impl Subject for OnCheckpoint {
     fn sequence(&self) -> Box<dyn Sequence + '_> {
-        Box::new(Relaunched {
-            command: self,
-            fed: Vec::new(),
-        })
+        Box::new(Relaunched { command: self, fed: Vec::new() })
     }
 
     fn generate(&self, prompt: &[u32], count: usize) -> Option<Result<Generation, SubjectError>> {
@@ -185,10 +175,6 @@ impl Sequence for Relaunched<'_> {
         let all = self.command.logits_of(&self.fed)?;
         let vocabulary = self.command.vocabulary;
         let skip = (self.fed.len() - ids.len()) * vocabulary;
-        Ok(Logits {
-            rows: ids.len(),
-            vocabulary,
-            values: all[skip..].to_vec(),
-        })
+        Ok(Logits { rows: ids.len(), vocabulary, values: all[skip..].to_vec() })
     }
 }

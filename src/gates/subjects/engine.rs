@@ -113,15 +113,10 @@ fn open<O: Operations + ?Sized + 'static>(
     options: EngineOptions,
 ) -> Result<Box<dyn Subject>, SubjectError> {
     let checkpoint = Checkpoint::open(model.dir).map_err(refused)?;
-    let options = EngineOptions {
-        mla_norm_eps: model.mla_norm_eps,
-        ..options
-    };
+    let options = EngineOptions { mla_norm_eps: model.mla_norm_eps, ..options };
     let engine = Engine::resident(operations, model.config, &checkpoint, options);
     let engine = engine.map_err(refused)?;
-    Ok(Box::new(EngineSubject {
-        engine: Arc::new(engine),
-    }))
+    Ok(Box::new(EngineSubject { engine: Arc::new(engine) }))
 }
 
 impl SubjectSource for Production {
@@ -152,17 +147,11 @@ impl SubjectSource for Production {
             variants.push(other(format!("path {}", path.name()), path, self.options));
         }
         for threads in THREADS {
-            let options = EngineOptions {
-                threads,
-                ..self.options
-            };
+            let options = EngineOptions { threads, ..self.options };
             variants.push(other(format!("threads {threads}"), self.path, options));
         }
         for chunk_tokens in CHUNKS {
-            let options = EngineOptions {
-                chunk_tokens,
-                ..self.options
-            };
+            let options = EngineOptions { chunk_tokens, ..self.options };
             variants.push(other(format!("chunk {chunk_tokens}"), self.path, options));
         }
         variants.extend(streamed::variants(self.path, self.options));
@@ -197,11 +186,7 @@ impl SubjectSource for Wrong {
         if !self.is_varied {
             return Vec::new();
         }
-        let options = EngineOptions {
-            chunk_tokens: 3,
-            threads: 2,
-            ..self.options
-        };
+        let options = EngineOptions { chunk_tokens: 3, threads: 2, ..self.options };
         vec![Variant {
             name: "chunk 3, threads 2".to_owned(),
             tokens: usize::MAX,
@@ -224,16 +209,11 @@ impl<O: Operations + ?Sized + 'static> Subject for EngineSubject<O> {
 impl<O: Operations + ?Sized> Sequence for EngineSequence<O> {
     fn feed(&mut self, ids: &[u32], sink: &mut dyn StageSink) -> Result<Logits, SubjectError> {
         let vocabulary = self.engine().shape().vocabulary;
-        let values = self
-            .feed_with(ids, sink)
-            .map_err(|error| SubjectError::Failed(error.to_string()))?;
+        let values =
+            self.feed_with(ids, sink).map_err(|error| SubjectError::Failed(error.to_string()))?;
         let rows = values.len() / vocabulary;
         let values = values.into_iter().map(f64::from).collect();
-        Ok(Logits {
-            rows,
-            vocabulary,
-            values,
-        })
+        Ok(Logits { rows, vocabulary, values })
     }
 
     fn state(&self) -> Option<Box<dyn Any>> {

@@ -16,20 +16,11 @@ use crate::model::{HeadAttention, Operations, Projection, Shape};
 
 /// Runs `kernel` on a case; `None` for a kernel that the engine does not know.
 pub fn run(operations: &(impl Operations + ?Sized), case: KernelCase<'_>) -> Answer {
-    let (inputs, config) = (
-        Inputs {
-            tensors: case.inputs,
-        },
-        case.config,
-    );
+    let (inputs, config) = (Inputs { tensors: case.inputs }, case.config);
     let outputs = match case.kernel {
         "mxfp4-decode" => decode(operations, &inputs),
         "bf16-widen" => {
-            let codes: Vec<u16> = inputs
-                .values("codes")
-                .iter()
-                .map(|code| *code as u16)
-                .collect();
+            let codes: Vec<u16> = inputs.values("codes").iter().map(|code| *code as u16).collect();
             let mut values = vec![0.0; codes.len()];
             operations.widen_row(Row::Bf16(&codes), &mut values);
             named([("values", values)])
@@ -47,10 +38,7 @@ pub fn run(operations: &(impl Operations + ?Sized), case: KernelCase<'_>) -> Ans
             let (mut scores, values) = (inputs.f32("scores"), inputs.f32("values"));
             let stride = values.len() / scores.len();
             let mut out = vec![0.0; stride];
-            let vectors = Vectors::Strided {
-                data: &values,
-                stride,
-            };
+            let vectors = Vectors::Strided { data: &values, stride };
             operations.softmax_sum(&mut scores, vectors, &mut out);
             named([("sum", widened(&out))])
         }
@@ -96,11 +84,7 @@ fn elementary(operations: &(impl Operations + ?Sized), inputs: &Inputs<'_>) -> O
     operations.exp_all(&mut exp);
     operations.tanh_all(&mut tanh);
     operations.sigmoid_all(&mut sigmoid);
-    named([
-        ("exp", widened(&exp)),
-        ("tanh", widened(&tanh)),
-        ("sigmoid", widened(&sigmoid)),
-    ])
+    named([("exp", widened(&exp)), ("tanh", widened(&tanh)), ("sigmoid", widened(&sigmoid))])
 }
 
 fn row_product(operations: &(impl Operations + ?Sized), inputs: &Inputs<'_>) -> Outputs {
@@ -116,17 +100,10 @@ fn row_product(operations: &(impl Operations + ?Sized), inputs: &Inputs<'_>) -> 
             one(Row::Mxfp4 { packed, scales });
         }
     } else if inputs.has("codes") {
-        let codes: Vec<u16> = inputs
-            .values("codes")
-            .iter()
-            .map(|code| *code as u16)
-            .collect();
+        let codes: Vec<u16> = inputs.values("codes").iter().map(|code| *code as u16).collect();
         codes.chunks(x.len()).for_each(|row| one(Row::Bf16(row)));
     } else {
-        inputs
-            .f32("weights")
-            .chunks(x.len())
-            .for_each(|row| one(Row::F32(row)));
+        inputs.f32("weights").chunks(x.len()).for_each(|row| one(Row::F32(row)));
     }
     named([("sum", sums), ("value", values)])
 }
@@ -135,23 +112,12 @@ fn weighted_sum(operations: &(impl Operations + ?Sized), inputs: &Inputs<'_>) ->
     let (weights, data) = (inputs.f32("weights"), inputs.f32("vectors"));
     let stride = data.len() / weights.len();
     let mut out = vec![0.0; stride];
-    operations.weighted_sum(
-        &weights,
-        Vectors::Strided {
-            data: &data,
-            stride,
-        },
-        &mut out,
-    );
+    operations.weighted_sum(&weights, Vectors::Strided { data: &data, stride }, &mut out);
     named([("sum", widened(&out))])
 }
 
 fn rms_norm(operations: &(impl Operations + ?Sized), inputs: &Inputs<'_>) -> Outputs {
-    let (x, weight, epsilon) = (
-        inputs.f32("x"),
-        inputs.f32("weight"),
-        inputs.number("epsilon"),
-    );
+    let (x, weight, epsilon) = (inputs.f32("x"), inputs.f32("weight"), inputs.number("epsilon"));
     let mut y = vec![0.0; x.len()];
     for (x, y) in x.chunks(weight.len()).zip(y.chunks_mut(weight.len())) {
         operations.rms_norm(x, &weight, epsilon, y);
@@ -182,11 +148,7 @@ fn convolution(operations: &(impl Operations + ?Sized), inputs: &Inputs<'_>) -> 
     }
     let mut y = sums.clone();
     operations.after_convolution(Projection::Query, &mut y);
-    named([
-        ("conv", widened(&sums)),
-        ("y", widened(&y)),
-        ("history", widened(&history)),
-    ])
+    named([("conv", widened(&sums)), ("y", widened(&y)), ("history", widened(&history))])
 }
 
 fn decay(operations: &(impl Operations + ?Sized), inputs: &Inputs<'_>) -> Outputs {
@@ -230,10 +192,7 @@ fn steps(operations: &(impl Operations + ?Sized), inputs: &Inputs<'_>) -> Output
 fn gated_norm(operations: &(impl Operations + ?Sized), inputs: &Inputs<'_>) -> Outputs {
     let (weight, epsilon) = (inputs.f32("weight"), inputs.number("epsilon"));
     let (mut o, mut gate) = (inputs.f32("o"), inputs.f32("gate"));
-    for (o, gate) in o
-        .chunks_mut(weight.len())
-        .zip(gate.chunks_mut(weight.len()))
-    {
+    for (o, gate) in o.chunks_mut(weight.len()).zip(gate.chunks_mut(weight.len())) {
         operations.kda_head_output(o, &weight, epsilon, gate);
     }
     named([("y", widened(&o))])
@@ -283,13 +242,7 @@ fn residual_mix(operations: &(impl Operations + ?Sized), inputs: &Inputs<'_>) ->
         None => Vec::new(),
     };
     let (mut keys, mut mix) = (vec![0.0; fold.len()], vec![0.0; fold.len()]);
-    operations.residual_mix(
-        &sources,
-        &fold,
-        inputs.number("epsilon"),
-        &mut keys,
-        &mut mix,
-    );
+    operations.residual_mix(&sources, &fold, inputs.number("epsilon"), &mut keys, &mut mix);
     named([("mix", widened(&mix))])
 }
 
@@ -315,14 +268,6 @@ fn moe_sum(operations: &(impl Operations + ?Sized), inputs: &Inputs<'_>) -> Outp
     let (data, weights) = (inputs.f32("outputs"), inputs.f32("weights"));
     let stride = data.len() / ids.len();
     let mut out = vec![0.0; stride];
-    operations.expert_sum(
-        &ids,
-        &weights,
-        Vectors::Strided {
-            data: &data,
-            stride,
-        },
-        &mut out,
-    );
+    operations.expert_sum(&ids, &weights, Vectors::Strided { data: &data, stride }, &mut out);
     named([("sum", widened(&out))])
 }

@@ -22,10 +22,7 @@ impl Inputs<'_> {
 
     /// The values as f32, which is what the file holds.
     pub fn f32(&self, name: &str) -> Vec<f32> {
-        self.values(name)
-            .iter()
-            .map(|value| *value as f32)
-            .collect()
+        self.values(name).iter().map(|value| *value as f32).collect()
     }
 
     /// The only value.
@@ -40,17 +37,11 @@ impl Inputs<'_> {
 
     /// The shape; an absent input has none.
     pub fn shape(&self, name: &str) -> Vec<usize> {
-        self.tensors
-            .get(name)
-            .map(|tensor| tensor.shape.clone())
-            .unwrap_or_default()
+        self.tensors.get(name).map(|tensor| tensor.shape.clone()).unwrap_or_default()
     }
 }
 
 /// Outputs from pairs.
 pub fn named<const N: usize>(outputs: [(&str, Vec<f64>); N]) -> Outputs {
-    outputs
-        .into_iter()
-        .map(|(name, values)| (name.to_owned(), values))
-        .collect()
+    outputs.into_iter().map(|(name, values)| (name.to_owned(), values)).collect()
 }

@@ -24,10 +24,7 @@ pub fn shipped() -> Vec<Box<dyn SubjectSource>> {
 
 /// The reference as it should be.
 fn reference_source() -> Box<dyn SubjectSource> {
-    Box::new(ReferenceSource {
-        name: "reference".to_owned(),
-        formulas: RELEASED,
-    })
+    Box::new(ReferenceSource { name: "reference".to_owned(), formulas: RELEASED })
 }
 
 /// The same subjects as rows of the kill matrix that must stay green.
@@ -46,18 +43,16 @@ pub fn controls() -> Vec<Mutant> {
 /// Every mutant, family by family.
 #[must_use]
 pub fn mutants() -> Vec<Mutant> {
-    let of_formulas = reference::mutants::mutants()
-        .into_iter()
-        .map(|mutant| Mutant {
-            id: mutant.id.to_owned(),
-            family: 'a',
-            clauses: mutant.clauses.to_vec(),
-            what: mutant.what,
-            source: Box::new(ReferenceSource {
-                name: format!("reference with {}", mutant.id),
-                formulas: mutant.formulas,
-            }),
-        });
+    let of_formulas = reference::mutants::mutants().into_iter().map(|mutant| Mutant {
+        id: mutant.id.to_owned(),
+        family: 'a',
+        clauses: mutant.clauses.to_vec(),
+        what: mutant.what,
+        source: Box::new(ReferenceSource {
+            name: format!("reference with {}", mutant.id),
+            formulas: mutant.formulas,
+        }),
+    });
     of_formulas
         .chain(wrapped::mutants(reference_source))
         .chain(engine::engine_mutants())
@@ -106,10 +101,6 @@ impl Sequence for reference::Sequence<'_> {
     fn feed(&mut self, ids: &[u32], sink: &mut dyn StageSink) -> Result<Logits, SubjectError> {
         let logits =
             Self::feed(self, ids, sink).map_err(|error| SubjectError::Failed(error.to_string()))?;
-        Ok(Logits {
-            rows: logits.rows,
-            vocabulary: logits.vocabulary,
-            values: logits.values,
-        })
+        Ok(Logits { rows: logits.rows, vocabulary: logits.vocabulary, values: logits.values })
     }
 }

@@ -15,20 +15,12 @@ use crate::reference::rows::{Rows, bf16_to_f64};
 /// Rows of an input, as wide as its last dimension.
 fn rows_of(inputs: &Inputs<'_>, name: &str) -> Rows {
     let width = inputs.shape(name).last().copied().unwrap_or(1);
-    Rows {
-        width,
-        values: inputs.values(name),
-    }
+    Rows { width, values: inputs.values(name) }
 }
 
 /// Runs `kernel` on a case; `None` where the reference has no such operation.
 pub fn run(formulas: &Formulas, case: KernelCase<'_>) -> Answer {
-    let (inputs, config) = (
-        Inputs {
-            tensors: case.inputs,
-        },
-        case.config,
-    );
+    let (inputs, config) = (Inputs { tensors: case.inputs }, case.config);
     let outputs = match case.kernel {
         "mxfp4-decode" => return Some(decode(formulas, &inputs)),
         "bf16-widen" => {
@@ -45,12 +37,7 @@ pub fn run(formulas: &Formulas, case: KernelCase<'_>) -> Answer {
             let scale = inputs.number("scale");
             let norm = |x: &[f64]| (formulas.l2_norm)(x).into_iter().map(|y| y * scale);
             let rows = rows_of(&inputs, "x");
-            named([(
-                "y",
-                rows.iter()
-                    .flat_map(|x| norm(x).collect::<Vec<_>>())
-                    .collect(),
-            )])
+            named([("y", rows.iter().flat_map(|x| norm(x).collect::<Vec<_>>()).collect())])
         }
         "convolution" => convolution(formulas, &inputs),
         "kda-decay" => decay(formulas, &inputs),
@@ -74,44 +61,26 @@ pub fn run(formulas: &Formulas, case: KernelCase<'_>) -> Answer {
 }
 
 fn weighted_sum(weights: &[f64], values: &Rows) -> Vec<f64> {
-    let column = |j: usize| {
-        weights
-            .iter()
-            .zip(values.iter())
-            .map(|(w, row)| w * row[j])
-            .sum()
-    };
+    let column = |j: usize| weights.iter().zip(values.iter()).map(|(w, row)| w * row[j]).sum();
     (0..values.width).map(column).collect()
 }
 
 fn decode(formulas: &Formulas, inputs: &Inputs<'_>) -> Result<Outputs, SubjectError> {
     let columns = inputs.shape("packed").last().copied().unwrap_or(0) * 2;
-    decode_mxfp4(
-        formulas,
-        columns,
-        &inputs.bytes("packed"),
-        &inputs.bytes("scales"),
-    )
-    .map(|values| named([("values", values)]))
-    .map_err(|(row, group)| {
-        SubjectError::Failed(format!("scale byte 255 at row {row}, group {group}"))
-    })
+    decode_mxfp4(formulas, columns, &inputs.bytes("packed"), &inputs.bytes("scales"))
+        .map(|values| named([("values", values)]))
+        .map_err(|(row, group)| {
+            SubjectError::Failed(format!("scale byte 255 at row {row}, group {group}"))
+        })
 }
 
 fn convolution(formulas: &Formulas, inputs: &Inputs<'_>) -> Outputs {
     let (history, x) = (rows_of(inputs, "history"), rows_of(inputs, "x"));
     let sums = (formulas.convolve)(Part::Query, &history, &x, &inputs.values("taps"));
-    let activated = sums
-        .values
-        .iter()
-        .map(|v| (formulas.convolution_activation)(Part::Query, *v))
-        .collect();
+    let activated =
+        sums.values.iter().map(|v| (formulas.convolution_activation)(Part::Query, *v)).collect();
     let kept = (formulas.carried_inputs)(&history, &x);
-    named([
-        ("conv", sums.values),
-        ("y", activated),
-        ("history", kept.values),
-    ])
+    named([("conv", sums.values), ("y", activated), ("history", kept.values)])
 }
 
 fn decay(formulas: &Formulas, inputs: &Inputs<'_>) -> Outputs {
@@ -144,11 +113,7 @@ fn steps(formulas: &Formulas, inputs: &Inputs<'_>) -> Outputs {
     let shape = inputs.shape("q");
     let [tokens, heads, width] = [shape[0], shape[1], shape[2]];
     let [q, k, v] = ["q", "k", "v"].map(|name| inputs.values(name));
-    let log_decay: Vec<f64> = inputs
-        .values("alpha")
-        .iter()
-        .map(|alpha| alpha.ln())
-        .collect();
+    let log_decay: Vec<f64> = inputs.values("alpha").iter().map(|alpha| alpha.ln()).collect();
     let beta = inputs.values("beta");
     let mut state = inputs.values("state");
     let mut o = Vec::with_capacity(v.len());
@@ -163,10 +128,7 @@ fn steps(formulas: &Formulas, inputs: &Inputs<'_>) -> Outputs {
                 beta: beta[token * heads + head],
             };
             let square = width * width;
-            o.extend((formulas.delta_step)(
-                &mut state[head * square..][..square],
-                &step,
-            ));
+            o.extend((formulas.delta_step)(&mut state[head * square..][..square], &step));
         }
     }
     named([("o", o), ("state", state)])
@@ -189,10 +151,7 @@ fn residual_mix(formulas: &Formulas, inputs: &Inputs<'_>) -> Outputs {
     let scores: Vec<f64> = sources.iter().map(score).collect();
     let weights = (formulas.mix_weights)(&scores);
     let value = |source: &[f64]| (formulas.mix_value)(site, source, epsilon);
-    let values = Rows {
-        width: sources.width,
-        values: sources.iter().flat_map(value).collect(),
-    };
+    let values = Rows { width: sources.width, values: sources.iter().flat_map(value).collect() };
     let mix = weighted_sum(&weights, &values);
     named([("mix", mix), ("weights", weights)])
 }

@@ -119,34 +119,18 @@ pub fn variants(path: KernelPath, options: EngineOptions) -> Vec<Variant> {
     let plain = plain(path, options);
     let mut ways = Vec::new();
     for ring in &RINGS[1..] {
-        ways.push((
-            format!("ring {ring}"),
-            Way {
-                ring: *ring,
-                ..plain
-            },
-        ));
+        ways.push((format!("ring {ring}"), Way { ring: *ring, ..plain }));
     }
     for slots in Slots::EACH {
         ways.push((format!("{} slots", slots.name()), Way { slots, ..plain }));
     }
     for policy in PolicyName::ALL {
-        let way = Way {
-            slots: Slots::Half,
-            policy,
-            ..plain
-        };
+        let way = Way { slots: Slots::Half, policy, ..plain };
         ways.push((format!("policy {}", policy.as_str()), way));
     }
-    let way = Way {
-        streams_vocabulary: true,
-        ..plain
-    };
+    let way = Way { streams_vocabulary: true, ..plain };
     ways.push(("streamed vocabulary".to_owned(), way));
-    let way = Way {
-        state_through_file: true,
-        ..plain
-    };
+    let way = Way { state_through_file: true, ..plain };
     ways.push(("state through a file".to_owned(), way));
     let mut random = SplitMix64::new(SEED);
     for _ in 0..COMBINATIONS {
@@ -164,19 +148,8 @@ pub fn product(path: KernelPath, options: EngineOptions) -> Vec<Variant> {
         for (threads, chunk_tokens) in pairs(THREADS, CHUNKS) {
             for (ring, slots) in pairs(RINGS, Slots::EACH) {
                 for policy in PolicyName::ALL {
-                    let options = EngineOptions {
-                        threads,
-                        chunk_tokens,
-                        ..options
-                    };
-                    let way = Way {
-                        ring,
-                        slots,
-                        policy,
-                        path,
-                        options,
-                        ..plain
-                    };
+                    let options = EngineOptions { threads, chunk_tokens, ..options };
+                    let way = Way { ring, slots, policy, path, options, ..plain };
                     ways.push((describe(&way), way));
                 }
             }
@@ -186,9 +159,7 @@ pub fn product(path: KernelPath, options: EngineOptions) -> Vec<Variant> {
 }
 
 fn pairs<A: Copy, B: Copy>(first: [A; 4], second: [B; 4]) -> impl Iterator<Item = (A, B)> {
-    first
-        .into_iter()
-        .flat_map(move |a| second.into_iter().map(move |b| (a, b)))
+    first.into_iter().flat_map(move |a| second.into_iter().map(move |b| (a, b)))
 }
 
 fn pick<T: Copy>(random: &mut SplitMix64, from: &[T]) -> T {
@@ -236,11 +207,7 @@ fn of_ways(ways: Vec<(String, Way)>) -> Vec<Variant> {
     let variant = |(name, way)| Variant {
         name,
         tokens: TOKENS,
-        source: Box::new(Streamed {
-            way,
-            opened: Arc::clone(&opened),
-            habits: careful,
-        }),
+        source: Box::new(Streamed { way, opened: Arc::clone(&opened), habits: careful }),
     };
     ways.into_iter().map(variant).collect()
 }
@@ -280,11 +247,8 @@ impl SubjectSource for Streamed {
     fn open(&self, model: Opening<'_>) -> Result<Box<dyn Subject>, SubjectError> {
         let (files, config) = (self.files(model.dir)?, model.config);
         let way = self.way;
-        let pinned = if way.ring == 0 {
-            (0..config.num_hidden_layers).collect()
-        } else {
-            Vec::new()
-        };
+        let pinned =
+            if way.ring == 0 { (0..config.num_hidden_layers).collect() } else { Vec::new() };
         let stream = StreamOptions {
             pinned,
             ring_slots: way.ring,
@@ -296,21 +260,14 @@ impl SubjectSource for Streamed {
             habits: (self.habits)(config),
             stop: Interrupt::default(),
         };
-        let options = EngineOptions {
-            mla_norm_eps: model.mla_norm_eps,
-            ..way.options
-        };
+        let options = EngineOptions { mla_norm_eps: model.mla_norm_eps, ..way.options };
         let operations = Arc::new(Contract { path: way.path });
-        let streamed = files
-            .engine(&operations, &stream, options)
-            .map_err(refused)?;
+        let streamed = files.engine(&operations, &stream, options).map_err(refused)?;
         Ok(Box::new(StreamedSubject { streamed, way }))
     }
 
     fn operation(&self, case: KernelCase<'_>) -> Answer {
-        let contract = Contract {
-            path: self.way.path,
-        };
+        let contract = Contract { path: self.way.path };
         engine_kernels::run(&contract, case)
     }
 }
@@ -358,11 +315,8 @@ impl Sequence for ThroughFile {
         let folder = tempfile::tempdir().map_err(failed)?;
         let file = folder.path().join("state");
         let vocabulary = self.0.engine().shape().vocabulary;
-        let mut logits = Logits {
-            rows: 0,
-            vocabulary,
-            values: Vec::with_capacity(ids.len() * vocabulary),
-        };
+        let mut logits =
+            Logits { rows: 0, vocabulary, values: Vec::with_capacity(ids.len() * vocabulary) };
         for id in ids {
             let row = Sequence::feed(&mut self.0, &[*id], sink)?;
             logits.rows += row.rows;
@@ -415,11 +369,7 @@ impl SubjectSource for WrongStream {
         vec![Variant {
             name: format!("ring {}, {} slots", way.ring, way.slots.name()),
             tokens: TOKENS,
-            source: Box::new(Streamed {
-                way,
-                opened: Opened::default(),
-                habits: self.habits,
-            }),
+            source: Box::new(Streamed { way, opened: Opened::default(), habits: self.habits }),
         }]
     }
 }

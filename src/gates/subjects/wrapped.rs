@@ -18,12 +18,8 @@ const BLOCK_ROWS: usize = 4;
 
 /// The mutants of this module around the subject that `make` yields.
 pub fn mutants(make: impl Fn() -> Box<dyn SubjectSource>) -> Vec<Mutant> {
-    let forgiving = |repair| -> Box<dyn SubjectSource> {
-        Box::new(Forgiving {
-            inner: make(),
-            repair,
-        })
-    };
+    let forgiving =
+        |repair| -> Box<dyn SubjectSource> { Box::new(Forgiving { inner: make(), repair }) };
     vec![
         Mutant {
             id: "loader-absent-norm-forgiven".to_owned(),
@@ -57,11 +53,7 @@ struct Forgiving {
 
 fn restore_norm_name(folder: &Path, _config: &RawConfig) {
     // Nothing to restore in an undamaged copy.
-    let _ = replace_text(
-        folder,
-        "routed_expert_nork.weight",
-        "routed_expert_norm.weight",
-    );
+    let _ = replace_text(folder, "routed_expert_nork.weight", "routed_expert_norm.weight");
 }
 
 fn restore_shape(folder: &Path, config: &RawConfig) {
@@ -102,15 +94,9 @@ impl SubjectSource for Forgiving {
             std::fs::copy(entry.path(), folder.path().join(entry.file_name())).map_err(failed)?;
         }
         (self.repair)(folder.path(), model.config);
-        let copy = Opening {
-            dir: folder.path(),
-            ..model
-        };
+        let copy = Opening { dir: folder.path(), ..model };
         let inner = self.inner.open(copy)?;
-        Ok(Box::new(OnCopy {
-            inner,
-            _folder: folder,
-        }))
+        Ok(Box::new(OnCopy { inner, _folder: folder }))
     }
 
     fn operation(&self, case: KernelCase<'_>) -> Answer {
@@ -152,9 +138,7 @@ impl SubjectSource for TailForgotten {
 
 impl Subject for TailForgottenSubject {
     fn sequence(&self) -> Box<dyn Sequence + '_> {
-        Box::new(TailForgottenSequence {
-            inner: self.inner.sequence(),
-        })
+        Box::new(TailForgottenSequence { inner: self.inner.sequence() })
     }
 }
 

@@ -62,10 +62,7 @@ fn four_bytes(bytes: __m128i) -> __m256d {
 fn mxfp4_block(codes: &[u8; BLOCK_COLUMNS / 2], scale: u8) -> [[__m256d; 4]; 2] {
     // SAFETY: both are 16 readable bytes; the loads need no alignment.
     let (codes, table) = unsafe {
-        (
-            _mm_loadu_si128(codes.as_ptr().cast()),
-            _mm_loadu_si128(DOUBLED_CODES.as_ptr().cast()),
-        )
+        (_mm_loadu_si128(codes.as_ptr().cast()), _mm_loadu_si128(DOUBLED_CODES.as_ptr().cast()))
     };
     let low_bits = _mm_set1_epi8(0x0F);
     let even = _mm_shuffle_epi8(table, _mm_and_si128(codes, low_bits));

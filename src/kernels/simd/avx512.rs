@@ -34,10 +34,7 @@ fn store(sums: Sums) -> [f64; LANES] {
 #[target_feature(enable = "avx512f")]
 fn widen(values: __m512) -> [__m512d; 2] {
     let upper = _mm512_extractf64x4_pd::<1>(_mm512_castps_pd(values));
-    [
-        _mm512_cvtps_pd(_mm512_castps512_ps256(values)),
-        _mm512_cvtps_pd(_mm256_castpd_ps(upper)),
-    ]
+    [_mm512_cvtps_pd(_mm512_castps512_ps256(values)), _mm512_cvtps_pd(_mm256_castpd_ps(upper))]
 }
 
 /// 32 BF16 as f64: even and odd elements of the first sixteen, then of the second.
@@ -117,12 +114,7 @@ pub(super) fn bf16_tile<const R: usize, const T: usize>(
         for (row, sums) in tile.rows.iter().zip(&mut sums) {
             let mut padded = [0; BLOCK_COLUMNS];
             padded[..columns - rest].copy_from_slice(&row[rest..]);
-            add_block(
-                bf16_block(&padded),
-                &tile.vectors,
-                columns / BLOCK_COLUMNS,
-                sums,
-            );
+            add_block(bf16_block(&padded), &tile.vectors, columns / BLOCK_COLUMNS, sums);
         }
     }
     stored(sums)
@@ -140,12 +132,7 @@ pub(super) fn mxfp4_tile<const R: usize, const T: usize>(
             let first = block * BLOCK_COLUMNS / 2;
             let codes = &packed[first..first + BLOCK_COLUMNS / 2];
             let (codes, _) = codes.as_chunks::<{ BLOCK_COLUMNS / 2 }>();
-            add_block(
-                mxfp4_block(&codes[0], scales[block]),
-                &tile.vectors,
-                block,
-                sums,
-            );
+            add_block(mxfp4_block(&codes[0], scales[block]), &tile.vectors, block, sums);
         }
     }
     stored(sums)

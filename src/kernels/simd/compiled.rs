@@ -115,10 +115,7 @@ mod tests {
 
     fn check_sums(path: KernelPath, n: usize) {
         let (data, weights) = (wide(5 * n, 5), wide(5, 6));
-        let vectors = Vectors::Strided {
-            data: &data,
-            stride: n,
-        };
+        let vectors = Vectors::Strided { data: &data, stride: n };
         let (mut ours, mut scalar) = (vec![0.0; n], vec![0.0; n]);
         weighted_sum_over(path, &weights, vectors, 3.0, &mut ours);
         sums::weighted_sum_over(&weights, vectors, 3.0, &mut scalar);
@@ -135,21 +132,12 @@ mod tests {
 
     fn check_step(path: KernelPath, n: usize) {
         let (q, k, v, alpha) = (wide(9, 1), wide(9, 2), wide(n, 3), vec![0.9; 9]);
-        let inputs = StepInputs {
-            q: &q,
-            k: &k,
-            v: &v,
-            alpha: &alpha,
-            beta: 0.3,
-        };
+        let inputs = StepInputs { q: &q, k: &k, v: &v, alpha: &alpha, beta: 0.3 };
         let (mut ours, mut scalar) = (wide(9 * n, 4), wide(9 * n, 4));
         let (mut out, mut scalar_out) = (vec![0.0; n], vec![0.0; n]);
         kda_step(path, &mut ours, &inputs, &mut out);
         kda::step(&mut scalar, &inputs, &mut scalar_out);
-        assert_eq!(
-            (bits(&ours), bits(&out)),
-            (bits(&scalar), bits(&scalar_out))
-        );
+        assert_eq!((bits(&ours), bits(&out)), (bits(&scalar), bits(&scalar_out)));
     }
 
     /// exp, σ and tanh over every exponent, NaN and infinities included.

@@ -37,10 +37,7 @@ impl Prepared {
     pub fn new(vectors: &[f32], columns: usize) -> Self {
         let stride = columns.next_multiple_of(BLOCK_COLUMNS);
         let mut values = vec![0.0; vectors.len() / columns * stride];
-        for (row, out) in vectors
-            .chunks_exact(columns)
-            .zip(values.chunks_exact_mut(stride))
-        {
+        for (row, out) in vectors.chunks_exact(columns).zip(values.chunks_exact_mut(stride)) {
             for (row, out) in row.chunks(LANES).zip(out.chunks_exact_mut(LANES)) {
                 let (even, odd) = out.split_at_mut(LANES / 2);
                 for (pair, (even, odd)) in row.chunks(2).zip(even.iter_mut().zip(odd)) {

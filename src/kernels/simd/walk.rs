@@ -61,23 +61,9 @@ macro_rules! walk {
 }
 
 walk!(avx512_bf16, "avx512f", avx512::bf16_tile, &'a [u16], 4, 3);
-walk!(
-    avx512_mxfp4,
-    "avx512f",
-    avx512::mxfp4_tile,
-    avx512::Mxfp4Row<'a>,
-    4,
-    3
-);
+walk!(avx512_mxfp4, "avx512f", avx512::mxfp4_tile, avx512::Mxfp4Row<'a>, 4, 3);
 walk!(avx2_bf16, "avx2,fma", avx2::bf16_tile, &'a [u16], 2, 1);
-walk!(
-    avx2_mxfp4,
-    "avx2,fma",
-    avx2::mxfp4_tile,
-    avx2::Mxfp4Row<'a>,
-    2,
-    1
-);
+walk!(avx2_mxfp4, "avx2,fma", avx2::mxfp4_tile, avx2::Mxfp4Row<'a>, 2, 1);
 
 /// Row `row` of packed codes and scales.
 fn mxfp4_row<'a>(
@@ -87,10 +73,7 @@ fn mxfp4_row<'a>(
     row: usize,
 ) -> (&'a [u8], &'a [u8]) {
     let (bytes, groups) = (columns / 2, columns / 32);
-    (
-        &packed[row * bytes..(row + 1) * bytes],
-        &scales[row * groups..(row + 1) * groups],
-    )
+    (&packed[row * bytes..(row + 1) * bytes], &scales[row * groups..(row + 1) * groups])
 }
 
 /// AVX-512 sums of BF16 or MXFP4 rows.
@@ -99,20 +82,10 @@ pub(in crate::kernels) fn avx512(matrix: &MatrixRef<'_>, vectors: &Prepared, emi
     let (rows, columns) = (matrix.rows(), matrix.columns());
     match matrix.values {
         Values::Bf16(values) => {
-            avx512_bf16(
-                |row| &values[row * columns..(row + 1) * columns],
-                rows,
-                vectors,
-                emit,
-            );
+            avx512_bf16(|row| &values[row * columns..(row + 1) * columns], rows, vectors, emit);
         }
         Values::Mxfp4 { packed, scales } => {
-            avx512_mxfp4(
-                |row| mxfp4_row(packed, scales, columns, row),
-                rows,
-                vectors,
-                emit,
-            );
+            avx512_mxfp4(|row| mxfp4_row(packed, scales, columns, row), rows, vectors, emit);
         }
         Values::F32(_) => unreachable!("F32 rows take the scalar path"),
     }
@@ -124,20 +97,10 @@ pub(in crate::kernels) fn avx2(matrix: &MatrixRef<'_>, vectors: &Prepared, emit:
     let (rows, columns) = (matrix.rows(), matrix.columns());
     match matrix.values {
         Values::Bf16(values) => {
-            avx2_bf16(
-                |row| &values[row * columns..(row + 1) * columns],
-                rows,
-                vectors,
-                emit,
-            );
+            avx2_bf16(|row| &values[row * columns..(row + 1) * columns], rows, vectors, emit);
         }
         Values::Mxfp4 { packed, scales } => {
-            avx2_mxfp4(
-                |row| mxfp4_row(packed, scales, columns, row),
-                rows,
-                vectors,
-                emit,
-            );
+            avx2_mxfp4(|row| mxfp4_row(packed, scales, columns, row), rows, vectors, emit);
         }
         Values::F32(_) => unreachable!("F32 rows take the scalar path"),
     }

@@ -42,11 +42,7 @@ impl Operations for WrongValues {
     }
 
     fn check_expert(&self, layer: usize, id: usize, expert: &Expert) -> Result<(), EngineError> {
-        if self.nan_scales_pass {
-            Ok(())
-        } else {
-            expert.check_scales(layer, id)
-        }
+        if self.nan_scales_pass { Ok(()) } else { expert.check_scales(layer, id) }
     }
 }
 
@@ -89,17 +85,10 @@ pub(super) fn list() -> Vec<EngineMutant> {
         make: || {
             let value = |row: Row<'_>, column| {
                 by_code(row, column, |code, scale| {
-                    if scale == 255 {
-                        0.0
-                    } else {
-                        times_scale(code_value(code), scale)
-                    }
+                    if scale == 255 { 0.0 } else { times_scale(code_value(code), scale) }
                 })
             };
-            Arc::new(WrongValues {
-                value,
-                nan_scales_pass: true,
-            })
+            Arc::new(WrongValues { value, nan_scales_pass: true })
         },
     });
     list.push(EngineMutant {
@@ -107,12 +96,7 @@ pub(super) fn list() -> Vec<EngineMutant> {
         clauses: &["Q4"],
         family: Family::Composition,
         what: "a scale byte 255 goes unreported when the expert is loaded",
-        make: || {
-            Arc::new(WrongValues {
-                value: |row, c| row.value(c),
-                nan_scales_pass: true,
-            })
-        },
+        make: || Arc::new(WrongValues { value: |row, c| row.value(c), nan_scales_pass: true }),
     });
     list
 }

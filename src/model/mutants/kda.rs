@@ -33,9 +33,7 @@ const RIGHT: Step = Step {
 fn read(state: &[f32], x: &[f32], width: usize) -> Vec<f32> {
     let column = |j: usize| {
         let terms = x.iter().enumerate();
-        terms
-            .map(|(i, x)| f64::from(state[i * width + j]) * f64::from(*x))
-            .sum::<f64>() as f32
+        terms.map(|(i, x)| f64::from(state[i * width + j]) * f64::from(*x)).sum::<f64>() as f32
     };
     (0..width).map(column).collect()
 }
@@ -44,21 +42,11 @@ fn run(step: Step, state: &mut [f32], inputs: &StepInputs<'_>, out: &mut [f32]) 
     let width = inputs.v.len();
     let decay = |state: &[f32]| -> Vec<f32> {
         let places = state.iter().enumerate();
-        places
-            .map(|(p, s)| s * (step.decay)(inputs.alpha, p / width, p % width))
-            .collect()
+        places.map(|(p, s)| s * (step.decay)(inputs.alpha, p / width, p % width)).collect()
     };
     let old = state.to_vec();
-    let base = if step.decay_last {
-        old.clone()
-    } else {
-        decay(&old)
-    };
-    let u = read(
-        if step.u_from_undecayed { &old } else { &base },
-        inputs.k,
-        width,
-    );
+    let base = if step.decay_last { old.clone() } else { decay(&old) };
+    let u = read(if step.u_from_undecayed { &old } else { &base }, inputs.k, width);
     for (place, s) in state.iter_mut().enumerate() {
         let (i, j) = (place / width, place % width);
         *s = base[place] + inputs.k[i] * (step.delta)(inputs.beta, inputs.v[j], u[j]);
@@ -67,11 +55,7 @@ fn run(step: Step, state: &mut [f32], inputs: &StepInputs<'_>, out: &mut [f32]) 
         let decayed = decay(state);
         state.copy_from_slice(&decayed);
     }
-    let from = if step.output_before_write {
-        &base
-    } else {
-        &*state
-    };
+    let from = if step.output_before_write { &base } else { &*state };
     out.copy_from_slice(&read(from, inputs.q, width));
 }
 

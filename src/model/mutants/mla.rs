@@ -25,15 +25,7 @@ fn attend_with(
     rows: &[f32],
     out: &mut [f32],
 ) {
-    crate::model::mla::attend_absorbed(
-        operations,
-        &HeadAttention {
-            query,
-            rows,
-            ..*head
-        },
-        out,
-    );
+    crate::model::mla::attend_absorbed(operations, &HeadAttention { query, rows, ..*head }, out);
 }
 
 engine_mutants! { Composition

@@ -159,12 +159,7 @@ fn by_token(
     let whole = Threads::new(1).ok();
     let threads = whole.as_ref().unwrap_or(threads);
     for mut block in products::row_blocks(products, threads) {
-        let RowBlock {
-            matrix,
-            vectors,
-            out,
-            ..
-        } = &mut block;
+        let RowBlock { matrix, vectors, out, .. } = &mut block;
         for (x, out) in vectors.chunks_exact(matrix.columns()).zip(out) {
             for (row, out) in out.iter_mut().enumerate() {
                 *out = element(*matrix, row, x);
@@ -214,20 +209,12 @@ impl Operations for SharedHistory {
 
     fn before_chunk(&self, state: &mut State) {
         if let Some(kept) = self.0.with(Option::take) {
-            state
-                .kda
-                .iter_mut()
-                .zip(kept)
-                .for_each(|(slot, kept)| slot.convolution = kept);
+            state.kda.iter_mut().zip(kept).for_each(|(slot, kept)| slot.convolution = kept);
         }
     }
 
     fn after_chunk(&self, state: &mut State) {
-        let histories = state
-            .kda
-            .iter()
-            .map(|slot| slot.convolution.clone())
-            .collect();
+        let histories = state.kda.iter().map(|slot| slot.convolution.clone()).collect();
         self.0.with(|kept| *kept = Some(histories));
     }
 }
@@ -249,8 +236,7 @@ impl Operations for SharedCache {
 
     fn after_chunk(&self, state: &mut State) {
         self.0.with(|kept| {
-            kept.entry(state.position)
-                .or_insert_with(|| state.mla.clone());
+            kept.entry(state.position).or_insert_with(|| state.mla.clone());
         });
     }
 }
@@ -273,9 +259,7 @@ impl Operations for StaleExperts {
         let fetched = source.experts(layer, ids)?;
         let keep = |kept: &mut HashMap<usize, Arc<Expert>>| {
             let pairs = ids.iter().zip(fetched);
-            pairs
-                .map(|(id, expert)| kept.entry(*id).or_insert(expert).clone())
-                .collect()
+            pairs.map(|(id, expert)| kept.entry(*id).or_insert(expert).clone()).collect()
         };
         Ok(self.0.with(keep))
     }

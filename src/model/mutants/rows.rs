@@ -40,17 +40,16 @@ pub(super) fn products_by_rows(
     threads: &Threads,
     products: Vec<Product<'_>>,
 ) {
-    threads.for_each(
-        products::row_blocks(products, threads),
-        &|mut block: products::RowBlock<'_>| {
-            let vectors = block.vectors.chunks_exact(block.matrix.columns());
-            for (x, out) in vectors.zip(&mut block.out) {
-                for (row, out) in out.iter_mut().enumerate() {
-                    *out = operations.row_product(block.matrix.row(row), x);
-                }
+    threads.for_each(products::row_blocks(products, threads), &|mut block: products::RowBlock<
+        '_,
+    >| {
+        let vectors = block.vectors.chunks_exact(block.matrix.columns());
+        for (x, out) in vectors.zip(&mut block.out) {
+            for (row, out) in out.iter_mut().enumerate() {
+                *out = operations.row_product(block.matrix.row(row), x);
             }
-        },
-    );
+        }
+    });
 }
 
 /// Products in rising order.
@@ -109,21 +108,15 @@ fn tail_apart(weights: &[f64], x: &[f32]) -> f64 {
 
 /// The tail is masked out altogether.
 fn tail_dropped(weights: &[f64], x: &[f32]) -> f64 {
-    let whole = if x.len() < 16 {
-        x.len()
-    } else {
-        x.len() / 16 * 16
-    };
+    let whole = if x.len() < 16 { x.len() } else { x.len() / 16 * 16 };
     fold_lanes(lanes(terms(&weights[..whole], &x[..whole])))
 }
 
 /// Two halves of the row, each folded, then added.
 fn split_in_two(weights: &[f64], x: &[f32]) -> f64 {
     let half = x.len() / 2;
-    let (first, second) = (
-        terms(&weights[..half], &x[..half]),
-        terms(&weights[half..], &x[half..]),
-    );
+    let (first, second) =
+        (terms(&weights[..half], &x[..half]), terms(&weights[half..], &x[half..]));
     fold_lanes(lanes(first)) + fold_lanes(lanes(second))
 }
 
@@ -151,24 +144,16 @@ fn rounded_products(weights: &[f64], x: &[f32]) -> f64 {
 /// f32 subnormals count as zero.
 fn flushed(weights: &[f64], x: &[f32]) -> f64 {
     let flush = |value: f64| {
-        if value.abs() < f64::from(f32::MIN_POSITIVE) {
-            0.0
-        } else {
-            value
-        }
+        if value.abs() < f64::from(f32::MIN_POSITIVE) { 0.0 } else { value }
     };
     let pairs = weights.iter().zip(x);
-    fold_lanes(lanes(
-        pairs.map(|(weight, x)| flush(*weight) * flush(f64::from(*x))),
-    ))
+    fold_lanes(lanes(pairs.map(|(weight, x)| flush(*weight) * flush(f64::from(*x)))))
 }
 
 /// Weights pass through f32: some MXFP4 values overflow there.
 fn weights_through_f32(weights: &[f64], x: &[f32]) -> f64 {
     let pairs = weights.iter().zip(x);
-    fold_lanes(lanes(
-        pairs.map(|(weight, x)| f64::from(*weight as f32) * f64::from(*x)),
-    ))
+    fold_lanes(lanes(pairs.map(|(weight, x)| f64::from(*weight as f32) * f64::from(*x))))
 }
 
 macro_rules! row_mutants {

@@ -70,9 +70,7 @@ fn blocked_softmax(scores: &[f32], vectors: Vectors<'_>, out: &mut [f32]) {
         }
         maximum = grown;
     }
-    out.iter_mut()
-        .zip(&sums)
-        .for_each(|(out, sum)| *out = (sum / z) as f32);
+    out.iter_mut().zip(&sums).for_each(|(out, sum)| *out = (sum / z) as f32);
 }
 
 /// Keys and values made for every position, scores on the expanded keys.
@@ -92,10 +90,7 @@ fn attend_expanded(operations: &dyn Operations, head: &HeadAttention<'_>, out: &
         scores.push(operations.row_product(Row::F32(&key), &query) * scale);
         all.extend(values.clone().map(expand));
     }
-    let vectors = Vectors::Strided {
-        data: &all,
-        stride: shape.v_width,
-    };
+    let vectors = Vectors::Strided { data: &all, stride: shape.v_width };
     operations.softmax_sum(&mut scores, vectors, out);
 }
 
@@ -109,8 +104,7 @@ fn step_with(
     let width = inputs.v.len();
     let column = |state: &[f32], j: usize, x: &dyn Fn(usize) -> f32| -> f32 {
         let rows = 0..inputs.k.len();
-        rows.map(|i| f64::from(state[i * width + j]) * f64::from(x(i)))
-            .sum::<f64>() as f32
+        rows.map(|i| f64::from(state[i * width + j]) * f64::from(x(i))).sum::<f64>() as f32
     };
     for j in 0..width {
         let u = column(state, j, &|i| inputs.alpha[i] * inputs.k[i]);

@@ -106,11 +106,8 @@ impl Rounding {
     #[must_use]
     pub fn new(arithmetic: Arithmetic) -> Self {
         // Half the smallest subnormal; that of f64 has no half.
-        let double = Unit {
-            roundoff: EVALUATION,
-            tiny: f64::from_bits(1),
-            constants: Precision::F32,
-        };
+        let double =
+            Unit { roundoff: EVALUATION, tiny: f64::from_bits(1), constants: Precision::F32 };
         let single = Unit {
             roundoff: power_of_two(-24),
             tiny: power_of_two(-150),
@@ -122,11 +119,8 @@ impl Rounding {
             constants: Precision::F32,
         };
         // The range of BF16 is that of f32, so is its flushing. Half has subnormals.
-        let bf16 = Unit {
-            roundoff: power_of_two(-8),
-            tiny: flushing.tiny,
-            constants: Precision::Bf16,
-        };
+        let bf16 =
+            Unit { roundoff: power_of_two(-8), tiny: flushing.tiny, constants: Precision::Bf16 };
         let half = Unit {
             roundoff: power_of_two(-11),
             tiny: power_of_two(-25),
@@ -140,34 +134,21 @@ impl Rounding {
             Arithmetic::Bf16 => (flushing, bf16, functions(1.0, 2.0, 1.0)),
             Arithmetic::F16 => (flushing, half, functions(1.0, 2.0, 1.0)),
         };
-        Self {
-            wide,
-            step,
-            functions,
-            is_narrow: arithmetic.is_narrow(),
-        }
+        Self { wide, step, functions, is_narrow: arithmetic.is_narrow() }
     }
 
     /// The same subject where it computes in f32 at least: log decay, KDA state, router, the keys
     /// and scores of the mixes.
     #[must_use]
     pub fn single(self) -> Self {
-        if self.is_narrow {
-            Self::new(Arithmetic::F32Sums)
-        } else {
-            self
-        }
+        if self.is_narrow { Self::new(Arithmetic::F32Sums) } else { self }
     }
 
     /// A place where some narrow subjects store and others do not, or where some have cast an F32
     /// weight: one rounding of a narrow subject, nothing of any other.
     #[must_use]
     pub fn narrow_store(self, x: Bounded) -> Bounded {
-        if self.is_narrow {
-            self.step.round(x)
-        } else {
-            x
-        }
+        if self.is_narrow { self.step.round(x) } else { x }
     }
 
     /// Adds a function's own error: `ulps` units in the last place of the subject's result (one

@@ -34,10 +34,7 @@ impl Bounded {
     /// The same value with something added to its error.
     #[must_use]
     pub(super) fn widened(self, error: f64) -> Self {
-        Self {
-            value: self.value,
-            error: self.error + error,
-        }
+        Self { value: self.value, error: self.error + error }
     }
 }
 
@@ -46,11 +43,7 @@ impl Bounded {
 #[must_use]
 pub fn gamma(roundings: usize, roundoff: f64) -> f64 {
     let first_order = roundings as f64 * roundoff;
-    if first_order < 1.0 {
-        first_order / (1.0 - first_order)
-    } else {
-        f64::INFINITY
-    }
+    if first_order < 1.0 { first_order / (1.0 - first_order) } else { f64::INFINITY }
 }
 
 /// What a sum of products is made of, whatever the order of its additions.
@@ -94,39 +87,26 @@ impl Unit {
     #[must_use]
     pub fn constant(self, value: f64) -> Bounded {
         let is_short = self.constants.round(value) == value;
-        let error = if is_short {
-            0.0
-        } else {
-            self.roundoff * value.abs()
-        };
+        let error = if is_short { 0.0 } else { self.roundoff * value.abs() };
         Bounded { value, error }
     }
 
     /// a + b.
     #[must_use]
     pub fn add(self, a: Bounded, b: Bounded) -> Bounded {
-        self.round(Bounded {
-            value: a.value + b.value,
-            error: a.error + b.error,
-        })
+        self.round(Bounded { value: a.value + b.value, error: a.error + b.error })
     }
 
     /// a − b.
     #[must_use]
     pub fn sub(self, a: Bounded, b: Bounded) -> Bounded {
-        self.round(Bounded {
-            value: a.value - b.value,
-            error: a.error + b.error,
-        })
+        self.round(Bounded { value: a.value - b.value, error: a.error + b.error })
     }
 
     /// a · b.
     #[must_use]
     pub fn mul(self, a: Bounded, b: Bounded) -> Bounded {
-        self.round(Bounded {
-            value: a.value * b.value,
-            error: product_error(a, b),
-        })
+        self.round(Bounded { value: a.value * b.value, error: product_error(a, b) })
     }
 
     /// a / b. ã/b̃ − a/b = ((ã − a) − (a/b)·(b̃ − b)) / b̃, so the error is at most
@@ -163,9 +143,7 @@ impl Unit {
     /// not rounded to another precision here.
     #[must_use]
     pub fn sum(self, terms: Terms) -> Bounded {
-        let Terms {
-            count, magnitude, ..
-        } = terms;
+        let Terms { count, magnitude, .. } = terms;
         let own = gamma(count, self.roundoff) * magnitude + count as f64 * self.tiny;
         Bounded {
             value: terms.value,
@@ -206,10 +184,7 @@ mod tests {
                             assert!(within(wide.div(x, y), p / q), "{p} / {q}");
                         }
                         let p = a + s * e;
-                        assert!(within(
-                            wide.sqrt(bounded(a * a, e)),
-                            (a * a + s * e).abs().sqrt()
-                        ));
+                        assert!(within(wide.sqrt(bounded(a * a, e)), (a * a + s * e).abs().sqrt()));
                         assert!(within(exact.exp(x), p.exp()), "exp {p}");
                         assert!(within(exact.tanh(x), p.tanh()), "tanh {p}");
                         let sigmoid = 1.0 / (1.0 + (-p).exp());

@@ -65,10 +65,7 @@ fn finish_head(rounding: &Rounding, part: Part, head: &[Bounded]) -> Vec<Bounded
         Part::Key => rounding.l2_norm(head),
         Part::Query => {
             let normed = rounding.l2_norm(head);
-            normed
-                .iter()
-                .map(|t| rounding.step.mul(*t, scale))
-                .collect()
+            normed.iter().map(|t| rounding.step.mul(*t, scale)).collect()
         }
     }
 }
@@ -109,10 +106,7 @@ pub fn output(
         let heads = row.chunks_exact(weights.o_norm.len());
         let norm = |head| rounding.rms_norm(head, &weights.o_norm, eps);
         // The weight is F32 in the file; a narrow subject may have cast it.
-        heads
-            .flat_map(norm)
-            .map(|x| rounding.narrow_store(x))
-            .collect()
+        heads.flat_map(norm).map(|x| rounding.narrow_store(x)).collect()
     });
     let gate = rounding.apply(&weights.gate, x);
     let gated = normed.zip(&gate, |o, g| rounding.step.mul(o, rounding.sigmoid(g)));
@@ -201,10 +195,7 @@ pub fn recurrence(
             o.items[at..at + head_dim].copy_from_slice(&row);
         }
         let pairs = s.values.iter().zip(&s.errors);
-        state.extend(pairs.map(|(value, error)| Bounded {
-            value: *value,
-            error: *error,
-        }));
+        state.extend(pairs.map(|(value, error)| Bounded { value: *value, error: *error }));
     }
     (o, state)
 }
@@ -285,10 +276,7 @@ impl HeadState {
         k: f64,
         write: Bounded,
     ) -> f64 {
-        let old = Bounded {
-            value: self.values[at],
-            error: self.errors[at],
-        };
+        let old = Bounded { value: self.values[at], error: self.errors[at] };
         let kept = alpha.value * old.value;
         let written = k * write.value;
         self.values[at] = kept + written;
@@ -366,9 +354,8 @@ mod tests {
         };
         // Each key is nearly the one before.
         let key = |i: usize| wave(i % head_dim + 1, 0.9) + 0.02 * wave(i, 0.37);
-        let k: Vec<f64> = (0..tokens * head_dim)
-            .map(|i| f64::from((key(i) / 3.0) as f32))
-            .collect();
+        let k: Vec<f64> =
+            (0..tokens * head_dim).map(|i| f64::from((key(i) / 3.0) as f32)).collect();
         let inputs = RecurrenceInputs {
             q: &channels(0.31, 0.1),
             k: &k,

@@ -70,11 +70,8 @@ struct Layer<'a> {
     subject: Subject<'a>,
 }
 
-const PARTS: [(Part, Stage); 3] = [
-    (Part::Query, Stage::KdaQ),
-    (Part::Key, Stage::KdaK),
-    (Part::Value, Stage::KdaV),
-];
+const PARTS: [(Part, Stage); 3] =
+    [(Part::Query, Stage::KdaQ), (Part::Key, Stage::KdaK), (Part::Value, Stage::KdaV)];
 
 impl Layer<'_> {
     /// \[T, E\].
@@ -101,11 +98,7 @@ impl Layer<'_> {
                 _ => Ok(sum),
             }
         })?;
-        self.norm(
-            [Stage::AttnMix, Stage::AttnNorm],
-            NormSite::Input,
-            &weights.input_norm,
-        )
+        self.norm([Stage::AttnMix, Stage::AttnNorm], NormSite::Input, &weights.input_norm)
     }
 
     /// `to` is the RMSNorm of `from`.
@@ -146,12 +139,11 @@ impl Layer<'_> {
             let bound = config.gate_lower_bound;
             Ok(kda::log_decay(&rounding, weights, &z, bound))
         })?;
-        self.subject
-            .real(Stage::KdaBeta, &[tokens, heads], |subject| {
-                let x = subject.exact(Stage::AttnNorm, width)?;
-                let logits = rounding.apply(&weights.b, &x);
-                Ok(logits.each(|logit| rounding.sigmoid(logit)))
-            })?;
+        self.subject.real(Stage::KdaBeta, &[tokens, heads], |subject| {
+            let x = subject.exact(Stage::AttnNorm, width)?;
+            let logits = rounding.apply(&weights.b, &x);
+            Ok(logits.each(|logit| rounding.sigmoid(logit)))
+        })?;
         self.recurrence(state)?;
         let kernel_less_one = config.short_conv_kernel_size - 1;
         let shape = [3, kernel_less_one, heads * head_dim];
@@ -199,11 +191,10 @@ impl Layer<'_> {
             .recurrence_inputs()
             .map(|inputs| kda::recurrence(&self.rounding, &inputs, &state.memory));
         let shape = [tokens, heads, head_dim];
-        self.subject
-            .real(Stage::KdaO, &shape, |_| match &mut result {
-                Ok((o, _)) => Ok(std::mem::replace(o, BoundedRows::empty(0))),
-                Err(key) => Err(Obstacle::Lacking(*key)),
-            })?;
+        self.subject.real(Stage::KdaO, &shape, |_| match &mut result {
+            Ok((o, _)) => Ok(std::mem::replace(o, BoundedRows::empty(0))),
+            Err(key) => Err(Obstacle::Lacking(*key)),
+        })?;
         let shape = [heads, head_dim, head_dim];
         self.subject.real(Stage::KdaState, &shape, |_| {
             let (_, items) = result?;
@@ -339,24 +330,18 @@ impl Layer<'_> {
         let (config, rounding) = (self.basis.config, self.rounding);
         let (experts, k) = (config.num_experts, config.num_experts_per_token);
         let [tokens, width] = self.shape();
-        self.subject
-            .real(Stage::RouterScores, &[tokens, experts], |subject| {
-                let x = subject.exact(Stage::MlpNorm, width)?;
-                let logits = rounding.apply(&weights.router, &x);
-                // A narrow subject may store the logits; the logistic is f32's.
-                Ok(logits.each(|logit| rounding.single().sigmoid(logit)))
-            })?;
+        self.subject.real(Stage::RouterScores, &[tokens, experts], |subject| {
+            let x = subject.exact(Stage::MlpNorm, width)?;
+            let logits = rounding.apply(&weights.router, &x);
+            // A narrow subject may store the logits; the logistic is f32's.
+            Ok(logits.each(|logit| rounding.single().sigmoid(logit)))
+        })?;
         let shape = [tokens, k];
         self.subject.stage(Stage::RouterIds, &shape, |subject| {
             let scores = subject.exact(Stage::RouterScores, experts)?;
-            let theirs = subject
-                .ids(Stage::RouterIds, tokens * k)
-                .unwrap_or_default();
+            let theirs = subject.ids(Stage::RouterIds, tokens * k).unwrap_or_default();
             let choice = mlp::choose(&rounding, &scores, &weights.bias, k, theirs);
-            Ok(LocalValues::Ids {
-                expected: choice.expected,
-                ties: choice.ties,
-            })
+            Ok(LocalValues::Ids { expected: choice.expected, ties: choice.ties })
         })?;
         let chosen = self.chosen();
         self.subject.real(Stage::RouterWeights, &shape, |subject| {
@@ -376,9 +361,8 @@ impl Layer<'_> {
         let k = config.num_experts_per_token;
         let ids = subject.ids(Stage::RouterIds, subject.rows * k)?;
         let rows = ids.chunks_exact(k);
-        let rows: Option<Vec<_>> = rows
-            .map(|ids| mlp::as_experts(ids, config.num_experts))
-            .collect();
+        let rows: Option<Vec<_>> =
+            rows.map(|ids| mlp::as_experts(ids, config.num_experts)).collect();
         rows.ok_or(subject.key(Stage::RouterIds))
     }
 
@@ -386,11 +370,10 @@ impl Layer<'_> {
         let (config, rounding, shape) = (self.basis.config, self.rounding, self.shape());
         let latent = weights.norm.len();
         let latent_shape = [shape[0], latent];
-        self.subject
-            .real(Stage::MoeLatent, &latent_shape, |subject| {
-                let x = subject.exact(Stage::MlpNorm, shape[1])?;
-                Ok(rounding.apply(&weights.down, &x))
-            })?;
+        self.subject.real(Stage::MoeLatent, &latent_shape, |subject| {
+            let x = subject.exact(Stage::MlpNorm, shape[1])?;
+            Ok(rounding.apply(&weights.down, &x))
+        })?;
         let chosen = self.chosen();
         self.subject.real(Stage::MoeSum, &latent_shape, |subject| {
             let z = subject.exact(Stage::MoeLatent, latent)?;

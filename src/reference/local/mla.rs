@@ -59,12 +59,7 @@ pub fn attention(
     let key_value = rounding.apply(&weights.kv_b, &inputs.latent);
     let mut out = BoundedRows::exact(w.heads * w.value, &vec![0.0; tokens * w.heads * w.value]);
     for head in 0..w.heads {
-        let place = Head {
-            rounding,
-            widths: w,
-            inputs,
-            head,
-        };
+        let place = Head { rounding, widths: w, inputs, head };
         let rows = place.value_and_key_rows(weights);
         for token in 0..tokens {
             let expanded = place.expanded(&key_value, token);
@@ -72,10 +67,8 @@ pub fn attention(
             let at = token * out.width + head * w.value;
             for (column, (e, a)) in expanded.iter().zip(&absorbed).enumerate() {
                 let apart = (e.value - a.value).abs();
-                out.items[at + column] = Bounded {
-                    value: e.value,
-                    error: e.error.max(a.error + apart),
-                };
+                out.items[at + column] =
+                    Bounded { value: e.value, error: e.error.max(a.error + apart) };
             }
         }
     }
@@ -106,9 +99,7 @@ impl Head<'_> {
         };
         HeadRows {
             keys: (first..first + w.nope).map(row).collect(),
-            values: (first + w.nope..first + w.nope + w.value)
-                .map(row)
-                .collect(),
+            values: (first + w.nope..first + w.nope + w.value).map(row).collect(),
         }
     }
 

@@ -57,10 +57,7 @@ pub fn choose(
     for (row, scores) in scores.iter().enumerate() {
         let values: Vec<f64> = scores.iter().map(|s| s.value).collect();
         // Expert counts fit i32 by far.
-        let ours: Vec<i32> = select(&values, bias, k)
-            .iter()
-            .map(|id| *id as i32)
-            .collect();
+        let ours: Vec<i32> = select(&values, bias, k).iter().map(|id| *id as i32).collect();
         let theirs = theirs.get(row * k..(row + 1) * k).unwrap_or_default();
         if ours != theirs && is_right(rounding, &values, bias, theirs) {
             ties.push(row);
@@ -95,10 +92,7 @@ fn is_right(rounding: &Rounding, scores: &[f64], bias: &[f64], ids: &[i32]) -> b
 /// A row of ids as experts: `None` unless they ascend strictly and are below `experts`.
 #[must_use]
 pub fn as_experts(ids: &[i32], experts: usize) -> Option<Vec<usize>> {
-    let chosen: Vec<usize> = ids
-        .iter()
-        .filter_map(|id| usize::try_from(*id).ok())
-        .collect();
+    let chosen: Vec<usize> = ids.iter().filter_map(|id| usize::try_from(*id).ok()).collect();
     let ascends = chosen.is_sorted_by(|a, b| a < b);
     let fits = chosen.last().is_some_and(|last| *last < experts);
     (chosen.len() == ids.len() && ascends && fits).then_some(chosen)
@@ -126,11 +120,7 @@ pub fn routing_weights(
     let scaling = step.constant(config.routed_scaling_factor);
     let weight = |e: &usize| {
         let score = scores[*e];
-        let share = if renormalise {
-            step.div(score, divisor)
-        } else {
-            score
-        };
+        let share = if renormalise { step.div(score, divisor) } else { score };
         stored(step.mul(share, scaling))
     };
     chosen.iter().map(weight).collect()
@@ -154,9 +144,8 @@ pub fn expert_sum(
     for expert in 0..config.num_experts {
         let slot_of = |ids: &Vec<usize>| ids.iter().position(|id| *id == expert);
         let rows = chosen.iter().enumerate();
-        let places: Vec<(usize, usize)> = rows
-            .filter_map(|(token, ids)| Some((token, slot_of(ids)?)))
-            .collect();
+        let places: Vec<(usize, usize)> =
+            rows.filter_map(|(token, ids)| Some((token, slot_of(ids)?))).collect();
         if places.is_empty() {
             continue;
         }
@@ -170,16 +159,11 @@ pub fn expert_sum(
         for ((token, slot), output) in places.into_iter().zip(outputs.iter()) {
             let weight = rounding.narrow_store(rounding.narrow_store(routing.row(token)[slot]));
             let sums = &mut sums[token * latent.width..][..latent.width];
-            sums.iter_mut()
-                .zip(output)
-                .for_each(|(s, v)| s.push(weight, *v));
+            sums.iter_mut().zip(output).for_each(|(s, v)| s.push(weight, *v));
         }
     }
     let finish = |terms| rounding.step.round(rounding.wide.sum(terms));
-    Ok(BoundedRows {
-        width: latent.width,
-        items: sums.into_iter().map(finish).collect(),
-    })
+    Ok(BoundedRows { width: latent.width, items: sums.into_iter().map(finish).collect() })
 }
 
 /// E8 to E10: RMSNorm of the weighted sum, up, plus the shared output.
@@ -204,13 +188,7 @@ mod tests {
     fn choice(scores: &[f64], theirs: &[i32]) -> Choice {
         let rounding = Rounding::new(Arithmetic::F64Sums);
         let rows = BoundedRows::exact(scores.len(), scores);
-        choose(
-            &rounding,
-            &rows,
-            &vec![0.0; scores.len()],
-            theirs.len(),
-            theirs,
-        )
+        choose(&rounding, &rows, &vec![0.0; scores.len()], theirs.len(), theirs)
     }
 
     /// A hair apart, either order is right and reported; one part in ten thousand is a wrong

@@ -181,22 +181,14 @@ impl LocalStage {
             return refuse("the dump does not hold it".to_owned());
         };
         if tensor.shape != self.shape {
-            return refuse(format!(
-                "shape {:?}, expected {:?}",
-                tensor.shape, self.shape
-            ));
+            return refuse(format!("shape {:?}, expected {:?}", tensor.shape, self.shape));
         }
         match (&tensor.values, &self.values) {
             (StageValues::Real(got), LocalValues::Real { expected, bound }) => {
                 if bound.iter().any(|bound| bound.is_infinite()) {
                     return refuse("no bound: an error outgrew its divisor".to_owned());
                 }
-                compare(
-                    got,
-                    expected,
-                    &self.shape,
-                    &Budget::PerElement(bound.clone()),
-                )
+                compare(got, expected, &self.shape, &Budget::PerElement(bound.clone()))
             }
             (StageValues::Ids(got), LocalValues::Ids { expected, .. }) => {
                 let real =
@@ -219,20 +211,13 @@ pub fn recompute(
     ids: &[u32],
     arithmetic: Arithmetic,
 ) -> Result<Local, ReferenceError> {
-    let basis = Basis {
-        config: model.config(),
-        mla_norm_eps: model.mla_norm_eps(),
-        arithmetic,
-    };
+    let basis = Basis { config: model.config(), mla_norm_eps: model.mla_norm_eps(), arithmetic };
     let (rows, width) = (ids.len(), basis.config.hidden_size);
     let mut local = embedding(model, &basis, dump, ids)?;
     let sum_after = |key| subject::values(dump, key, rows * width);
     let exact = |key| sum_after(key).map(|values| BoundedRows::exact(width, values));
-    let mut residual = SubjectResidual {
-        rows,
-        sum: exact(StageKey::model(Stage::Embed)),
-        banks: Vec::new(),
-    };
+    let mut residual =
+        SubjectResidual { rows, sum: exact(StageKey::model(Stage::Embed)), banks: Vec::new() };
     for weights in model.layers() {
         let state = weights.new_state(basis.config);
         local.append(recompute_layer(&basis, weights, &residual, &state, dump)?);

@@ -60,10 +60,7 @@ impl BoundedRows {
     #[must_use]
     pub fn each(&self, item: impl Fn(Bounded) -> Bounded) -> Self {
         let items = self.items.iter().map(|x| item(*x)).collect();
-        Self {
-            width: self.width,
-            items,
-        }
+        Self { width: self.width, items }
     }
 
     /// Two equally shaped sets of rows, number by number.
@@ -71,10 +68,7 @@ impl BoundedRows {
     pub fn zip(&self, other: &Self, item: impl Fn(Bounded, Bounded) -> Bounded) -> Self {
         debug_assert_eq!(self.items.len(), other.items.len());
         let pairs = self.items.iter().zip(&other.items);
-        Self {
-            width: self.width,
-            items: pairs.map(|(a, b)| item(*a, *b)).collect(),
-        }
+        Self { width: self.width, items: pairs.map(|(a, b)| item(*a, *b)).collect() }
     }
 }
 
@@ -100,11 +94,7 @@ impl Split {
         Self {
             values: each(|x| x.value),
             magnitudes: each(|x| x.magnitude()),
-            errors: if is_exact {
-                Vec::new()
-            } else {
-                each(|x| x.error)
-            },
+            errors: if is_exact { Vec::new() } else { each(|x| x.error) },
         }
     }
 
@@ -249,19 +239,12 @@ impl SoftmaxWeights {
             let exponent = score.error + own;
             let value = distance.exp();
             let ratio = exponent.exp_m1() + exponent.exp() * relative;
-            Bounded {
-                value,
-                error: value * ratio + underflow * shift_error.exp(),
-            }
+            Bounded { value, error: value * ratio + underflow * shift_error.exp() }
         };
         let weights: Vec<Bounded> = scores.iter().map(weight).collect();
         let sum: f64 = weights.iter().map(|w| w.value).sum();
         let least = sum - weights.iter().map(|w| w.error).sum::<f64>();
-        Self {
-            weights,
-            sum,
-            least,
-        }
+        Self { weights, sum, least }
     }
 
     /// Column `column` of N/Z = Σ e·v / Σ e, rounded once.
@@ -291,10 +274,7 @@ impl SoftmaxWeights {
         let stored = rounding.narrow_store(Bounded::exact(magnitude)).error;
         let numerator = (propagated + both(count + 1) * magnitude + stored) / self.least;
         let underflow = (count + 1) as f64 * rounding.wide.tiny / self.least;
-        let quotient = Bounded {
-            value,
-            error: numerator + underflow,
-        };
+        let quotient = Bounded { value, error: numerator + underflow };
         let divided = quotient.widened(both(count + 1) * quotient.magnitude());
         rounding.step.round(divided)
     }

@@ -69,12 +69,7 @@ pub(super) struct Subject<'a> {
 
 impl<'a> Subject<'a> {
     pub(super) fn new(dump: &'a StageDump, layer: Option<usize>, rows: usize) -> Self {
-        Self {
-            dump,
-            layer,
-            rows,
-            local: Local::default(),
-        }
+        Self { dump, layer, rows, local: Local::default() }
     }
 
     pub(super) fn key(&self, stage: Stage) -> StageKey {
@@ -137,17 +132,9 @@ impl<'a> Subject<'a> {
         compute: impl FnOnce(&Self) -> Result<LocalValues, Obstacle>,
     ) -> Result<(), ReferenceError> {
         let key = self.key(stage);
-        let result = if self.has(stage) {
-            compute(self)
-        } else {
-            Err(Obstacle::Lacking(key))
-        };
+        let result = if self.has(stage) { compute(self) } else { Err(Obstacle::Lacking(key)) };
         match result {
-            Ok(values) => self.local.stages.push(LocalStage {
-                key,
-                shape: shape.to_vec(),
-                values,
-            }),
+            Ok(values) => self.local.stages.push(LocalStage { key, shape: shape.to_vec(), values }),
             Err(Obstacle::Lacking(lacking)) => self.local.skipped.push(Skipped { key, lacking }),
             Err(Obstacle::Failed(error)) => return Err(error),
         }

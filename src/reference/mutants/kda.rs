@@ -94,10 +94,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "conv-skipped",
         &["K1"],
         "the projections go to the activation without a convolution",
-        Formulas {
-            convolve: |_, _, input, _| input.clone(),
-            ..RELEASED
-        },
+        Formulas { convolve: |_, _, input, _| input.clone(), ..RELEASED },
     ),
     mutant(
         "conv-no-silu-q",
@@ -136,10 +133,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "conv-sigmoid",
         &["K2"],
         "the logistic is used instead of SiLU",
-        Formulas {
-            convolution_activation: |_, x| sigmoid(x),
-            ..RELEASED
-        },
+        Formulas { convolution_activation: |_, x| sigmoid(x), ..RELEASED },
     ),
     mutant(
         "conv-silu-before",
@@ -189,10 +183,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "l2norm-on-v",
         &["K3"],
         "v is l2-normed too",
-        Formulas {
-            kda_head: |formulas, _, head| (formulas.l2_norm)(head),
-            ..RELEASED
-        },
+        Formulas { kda_head: |formulas, _, head| (formulas.l2_norm)(head), ..RELEASED },
     ),
     mutant(
         "l2norm-mean",
@@ -246,19 +237,13 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "kda-query-unscaled",
         &["K4"],
         "q is not scaled",
-        Formulas {
-            kda_query_scale: |_| 1.0,
-            ..RELEASED
-        },
+        Formulas { kda_query_scale: |_| 1.0, ..RELEASED },
     ),
     mutant(
         "kda-query-scale-without-root",
         &["K4"],
         "q is divided by the head width instead of its root",
-        Formulas {
-            kda_query_scale: |head_dim| 1.0 / head_dim as f64,
-            ..RELEASED
-        },
+        Formulas { kda_query_scale: |head_dim| 1.0 / head_dim as f64, ..RELEASED },
     ),
     mutant(
         "kda-key-scaled",
@@ -266,15 +251,9 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "k is scaled as q is",
         Formulas {
             kda_head: |formulas, part, head| {
-                let scale = if part == Part::Key {
-                    (formulas.kda_query_scale)(head.len())
-                } else {
-                    1.0
-                };
-                released::kda_head(formulas, part, head)
-                    .iter()
-                    .map(|t| t * scale)
-                    .collect()
+                let scale =
+                    if part == Part::Key { (formulas.kda_query_scale)(head.len()) } else { 1.0 };
+                released::kda_head(formulas, part, head).iter().map(|t| t * scale).collect()
             },
             ..RELEASED
         },
@@ -283,36 +262,24 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "beta-next-head",
         &["K5"],
         "β is taken from the next head",
-        Formulas {
-            beta: |logits, head| sigmoid(logits[(head + 1) % logits.len()]),
-            ..RELEASED
-        },
+        Formulas { beta: |logits, head| sigmoid(logits[(head + 1) % logits.len()]), ..RELEASED },
     ),
     mutant(
         "beta-shared",
         &["K5"],
         "all heads use the first head's β",
-        Formulas {
-            beta: |logits, _| sigmoid(logits[0]),
-            ..RELEASED
-        },
+        Formulas { beta: |logits, _| sigmoid(logits[0]), ..RELEASED },
     ),
     mutant(
         "beta-raw",
         &["K5"],
         "β is used without the logistic",
-        Formulas {
-            beta: |logits, head| logits[head],
-            ..RELEASED
-        },
+        Formulas { beta: |logits, head| logits[head], ..RELEASED },
     ),
     mutant(
         "beta-doubled",
         &["K5"],
         "β is doubled, as where negative eigenvalues are allowed",
-        Formulas {
-            beta: |logits, head| 2.0 * sigmoid(logits[head]),
-            ..RELEASED
-        },
+        Formulas { beta: |logits, head| 2.0 * sigmoid(logits[head]), ..RELEASED },
     ),
 ];

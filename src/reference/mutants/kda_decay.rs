@@ -23,10 +23,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "decay-silu-between",
         &["K6"],
         "SiLU stands between f_a and f_b",
-        Formulas {
-            decay_hidden: |hidden| hidden.into_iter().map(silu).collect(),
-            ..RELEASED
-        },
+        Formulas { decay_hidden: |hidden| hidden.into_iter().map(silu).collect(), ..RELEASED },
     ),
     mutant(
         "decay-first-head-for-all",
@@ -107,12 +104,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         &["K7"],
         "the released bound −5 stands in the code",
         Formulas {
-            log_decay: |d| {
-                released::log_decay(&DecayInputs {
-                    lower_bound: -5.0,
-                    ..*d
-                })
-            },
+            log_decay: |d| released::log_decay(&DecayInputs { lower_bound: -5.0, ..*d }),
             ..RELEASED
         },
     ),
@@ -180,9 +172,6 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "decay-padding-not-checked",
         &["K8"],
         "non-zero padding of A_log is cut off in silence",
-        Formulas {
-            decay_rates: |_, stored, heads| Ok(stored[..heads].to_vec()),
-            ..RELEASED
-        },
+        Formulas { decay_rates: |_, stored, heads| Ok(stored[..heads].to_vec()), ..RELEASED },
     ),
 ];

@@ -37,13 +37,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         Formulas {
             delta_step: |state, s| {
                 let none = vec![0.0; s.log_decay.len()];
-                released::delta_step(
-                    state,
-                    &StepInputs {
-                        log_decay: &none,
-                        ..*s
-                    },
-                )
+                released::delta_step(state, &StepInputs { log_decay: &none, ..*s })
             },
             ..RELEASED
         },
@@ -86,13 +80,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
                 decay_rows(state, s.log_decay);
                 transpose(state, s.k.len());
                 let none = vec![0.0; s.log_decay.len()];
-                released::delta_step(
-                    state,
-                    &StepInputs {
-                        log_decay: &none,
-                        ..*s
-                    },
-                )
+                released::delta_step(state, &StepInputs { log_decay: &none, ..*s })
             },
             ..RELEASED
         },
@@ -105,13 +93,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
             delta_step: |state, s| {
                 let mean = s.log_decay.iter().sum::<f64>() / s.log_decay.len() as f64;
                 let even = vec![mean; s.log_decay.len()];
-                released::delta_step(
-                    state,
-                    &StepInputs {
-                        log_decay: &even,
-                        ..*s
-                    },
-                )
+                released::delta_step(state, &StepInputs { log_decay: &even, ..*s })
             },
             ..RELEASED
         },
@@ -164,14 +146,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "q and k change places in the recurrence",
         Formulas {
             delta_step: |state, s| {
-                released::delta_step(
-                    state,
-                    &StepInputs {
-                        q: s.k,
-                        k: s.q,
-                        ..*s
-                    },
-                )
+                released::delta_step(state, &StepInputs { q: s.k, k: s.q, ..*s })
             },
             ..RELEASED
         },

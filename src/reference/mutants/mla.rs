@@ -40,10 +40,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         Formulas {
             split_query: |q, head, w| {
                 let (nope, rope) = q.split_at(w.heads * w.nope);
-                (
-                    &nope[head * w.nope..][..w.nope],
-                    &rope[head * w.rope..][..w.rope],
-                )
+                (&nope[head * w.nope..][..w.nope], &rope[head * w.rope..][..w.rope])
             },
             ..RELEASED
         },
@@ -77,10 +74,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "mla-rope-dropped",
         &["M3"],
         "the rope part is not scored, since it is never rotated",
-        Formulas {
-            attention_dot: |q, k| dot(q.0, k.0),
-            ..RELEASED
-        },
+        Formulas { attention_dot: |q, k| dot(q.0, k.0), ..RELEASED },
     ),
     mutant(
         "mla-rope-normed",
@@ -97,10 +91,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "mla-rope-rotated",
         &["M3"],
         "the rope parts of queries and keys are rotated by position",
-        Formulas {
-            positioned: |part, position| rotate(part, position),
-            ..RELEASED
-        },
+        Formulas { positioned: |part, position| rotate(part, position), ..RELEASED },
     ),
     mutant(
         "mla-rope-not-cached",
@@ -118,37 +109,25 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "mla-scale-nope-only",
         &["M4"],
         "the scores are scaled by the nope width alone",
-        Formulas {
-            attention_scale: |widths| (widths.nope as f64).sqrt().recip(),
-            ..RELEASED
-        },
+        Formulas { attention_scale: |widths| (widths.nope as f64).sqrt().recip(), ..RELEASED },
     ),
     mutant(
         "mla-scale-value-width",
         &["M4"],
         "the scores are scaled by the value width",
-        Formulas {
-            attention_scale: |widths| (widths.value as f64).sqrt().recip(),
-            ..RELEASED
-        },
+        Formulas { attention_scale: |widths| (widths.value as f64).sqrt().recip(), ..RELEASED },
     ),
     mutant(
         "mla-unscaled",
         &["M4"],
         "the scores are not scaled",
-        Formulas {
-            attention_scale: |_| 1.0,
-            ..RELEASED
-        },
+        Formulas { attention_scale: |_| 1.0, ..RELEASED },
     ),
     mutant(
         "mla-not-causal",
         &["M5"],
         "a query sees the later positions of its call",
-        Formulas {
-            sees: |_, _| true,
-            ..RELEASED
-        },
+        Formulas { sees: |_, _| true, ..RELEASED },
     ),
     mutant(
         "mla-self-not-seen",
@@ -174,10 +153,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "mla-no-softmax",
         &["M5"],
         "the raw scores weigh the values",
-        Formulas {
-            attention_weights: |scores| scores.to_vec(),
-            ..RELEASED
-        },
+        Formulas { attention_weights: |scores| scores.to_vec(), ..RELEASED },
     ),
     mutant(
         "mla-softmax-plus-one",
@@ -214,10 +190,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         Formulas {
             split_key_value: |kv, head, w| {
                 let (keys, values) = kv.split_at(w.heads * w.nope);
-                (
-                    &keys[head * w.nope..][..w.nope],
-                    &values[head * w.value..][..w.value],
-                )
+                (&keys[head * w.nope..][..w.nope], &values[head * w.value..][..w.value])
             },
             ..RELEASED
         },
@@ -226,10 +199,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "mla-gate-skipped",
         &["M7"],
         "the output gate is left out",
-        Formulas {
-            mla_output: |o, _| o.to_vec(),
-            ..RELEASED
-        },
+        Formulas { mla_output: |o, _| o.to_vec(), ..RELEASED },
     ),
     mutant(
         "mla-gate-silu",
@@ -247,11 +217,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         Formulas {
             mla_output: |o, gate| {
                 let normed = released::normalise(NormSite::KdaOutput, o, 1e-5);
-                normed
-                    .iter()
-                    .zip(gate)
-                    .map(|(o, g)| o * sigmoid(*g))
-                    .collect()
+                normed.iter().zip(gate).map(|(o, g)| o * sigmoid(*g)).collect()
             },
             ..RELEASED
         },

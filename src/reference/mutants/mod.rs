@@ -29,12 +29,7 @@ const fn mutant(
     what: &'static str,
     formulas: Formulas,
 ) -> ReferenceMutant {
-    ReferenceMutant {
-        id,
-        clauses,
-        what,
-        formulas,
-    }
+    ReferenceMutant { id, clauses, what, formulas }
 }
 
 mod kda;
@@ -79,15 +74,7 @@ mod tests {
     /// A clause without a mutant is a clause that no gate is known to see.
     #[test]
     fn every_clause_of_the_forward_pass_has_a_mutant() {
-        let numbers = [
-            ('L', 3),
-            ('N', 3),
-            ('R', 7),
-            ('K', 13),
-            ('M', 8),
-            ('E', 10),
-            ('S', 2),
-        ];
+        let numbers = [('L', 3), ('N', 3), ('R', 7), ('K', 13), ('M', 8), ('E', 10), ('S', 2)];
         let all = mutants();
         for (letter, count) in numbers.into_iter().chain([('Q', 4)]) {
             for number in 1..=count {
@@ -107,11 +94,7 @@ mod tests {
         let plain = |c: char| c.is_ascii_lowercase() || c.is_ascii_digit() || c == '-';
         for mutant in all {
             assert!(mutant.id.chars().all(plain), "{}", mutant.id);
-            assert!(
-                !mutant.what.is_empty() && !mutant.what.ends_with('.'),
-                "{}",
-                mutant.id
-            );
+            assert!(!mutant.what.is_empty() && !mutant.what.ends_with('.'), "{}", mutant.id);
         }
     }
 
@@ -125,10 +108,7 @@ mod tests {
     fn mistakes_that_logits_hardly_show() {
         let (scores, bias) = ([0.25, 0.5, 0.5, 0.5], [0.0; 4]);
         assert_eq!((RELEASED.select)(&scores, &bias, 2), [1, 2]);
-        assert_eq!(
-            (formulas("router-ties-to-higher").select)(&scores, &bias, 2),
-            [2, 3]
-        );
+        assert_eq!((formulas("router-ties-to-higher").select)(&scores, &bias, 2), [2, 3]);
         let (packed, scales) = ([0x22; 16], [0]);
         let decoded = |f: &Formulas| decode_mxfp4(f, 32, &packed, &scales).unwrap();
         assert_eq!(decoded(&RELEASED), [2f64.powi(-127); 32]);

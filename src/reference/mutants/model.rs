@@ -12,11 +12,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         Formulas {
             layer_kind: |index, config| {
                 let mla = config.full_attn_layers.contains(&index);
-                Ok(if mla {
-                    AttentionKind::Mla
-                } else {
-                    AttentionKind::Kda
-                })
+                Ok(if mla { AttentionKind::Mla } else { AttentionKind::Kda })
             },
             ..RELEASED
         },
@@ -28,11 +24,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         Formulas {
             layer_kind: |index, _| {
                 let mla = (index + 1).is_multiple_of(4);
-                Ok(if mla {
-                    AttentionKind::Mla
-                } else {
-                    AttentionKind::Kda
-                })
+                Ok(if mla { AttentionKind::Mla } else { AttentionKind::Kda })
             },
             ..RELEASED
         },
@@ -41,63 +33,42 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "dense-rule-off",
         &["L2"],
         "every layer is taken to be LatentMoE",
-        Formulas {
-            is_dense: |_, _| false,
-            ..RELEASED
-        },
+        Formulas { is_dense: |_, _| false, ..RELEASED },
     ),
     mutant(
         "dense-rule-inclusive",
         &["L2"],
         "first_k_dense_replace is taken as the last dense index",
-        Formulas {
-            is_dense: |index, config| index <= config.first_k_dense_replace,
-            ..RELEASED
-        },
+        Formulas { is_dense: |index, config| index <= config.first_k_dense_replace, ..RELEASED },
     ),
     mutant(
         "embedding-next-row",
         &["L3"],
         "the embedding row after the id's own is read",
-        Formulas {
-            embedding_row: |id, vocabulary| (id + 1) % vocabulary,
-            ..RELEASED
-        },
+        Formulas { embedding_row: |id, vocabulary| (id + 1) % vocabulary, ..RELEASED },
     ),
     mutant(
         "embedding-scaled",
         &["L3"],
         "embedding rows are multiplied by the root of the width, as other models do",
-        Formulas {
-            embedding_scale: |width| (width as f64).sqrt(),
-            ..RELEASED
-        },
+        Formulas { embedding_scale: |width| (width as f64).sqrt(), ..RELEASED },
     ),
     mutant(
         "head-next-row",
         &["L3"],
         "a logit is computed from the head row after its own",
-        Formulas {
-            head_row: |logit, vocabulary| (logit + 1) % vocabulary,
-            ..RELEASED
-        },
+        Formulas { head_row: |logit, vocabulary| (logit + 1) % vocabulary, ..RELEASED },
     ),
     mutant(
         "head-tied-to-embedding",
         &["L3"],
         "the embedding table is used as the head",
-        Formulas {
-            head_tensor: || "language_model.model.embed_tokens.weight",
-            ..RELEASED
-        },
+        Formulas { head_tensor: || "language_model.model.embed_tokens.weight", ..RELEASED },
     ),
     mutant(
         "final-norm-skipped",
         &["L3"],
         "the head reads the last mix without the final norm",
-        Formulas {
-            head_input: |mixed, _| mixed.clone(),
-            ..RELEASED
-        },
+        Formulas { head_input: |mixed, _| mixed.clone(), ..RELEASED },
     ),
 ];

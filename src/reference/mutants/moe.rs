@@ -57,10 +57,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "situ-caps-off",
         &["S2"],
         "SwiGLU is computed instead of SiTU",
-        Formulas {
-            situ: |gate, up, _, _| gate * sigmoid(gate) * up,
-            ..RELEASED
-        },
+        Formulas { situ: |gate, up, _, _| gate * sigmoid(gate) * up, ..RELEASED },
     ),
     mutant(
         "situ-hard-caps",
@@ -96,10 +93,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "situ-linear-beta-literal",
         &["S2"],
         "the released cap 25 of the linear part stands in the code",
-        Formulas {
-            situ: |gate, up, beta, _| released::situ(gate, up, beta, 25.0),
-            ..RELEASED
-        },
+        Formulas { situ: |gate, up, beta, _| released::situ(gate, up, beta, 25.0), ..RELEASED },
     ),
     mutant(
         "experts-on-slice",
@@ -116,9 +110,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "the latent is normed before the experts",
         Formulas {
             expert_input: |_, latent| {
-                latent.map(latent.width, |z| {
-                    released::normalise(NormSite::Latent, z, 1e-5)
-                })
+                latent.map(latent.width, |z| released::normalise(NormSite::Latent, z, 1e-5))
             },
             ..RELEASED
         },
@@ -127,28 +119,19 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "expert-w1-w3-swapped",
         &["E7"],
         "w3 is taken for the gate and w1 for the linear part",
-        Formulas {
-            expert_roles: |expert| [&expert.w3, &expert.w1, &expert.w2],
-            ..RELEASED
-        },
+        Formulas { expert_roles: |expert| [&expert.w3, &expert.w1, &expert.w2], ..RELEASED },
     ),
     mutant(
         "expert-w1-twice",
         &["E7"],
         "w1 is used for the linear part too",
-        Formulas {
-            expert_roles: |expert| [&expert.w1, &expert.w1, &expert.w2],
-            ..RELEASED
-        },
+        Formulas { expert_roles: |expert| [&expert.w1, &expert.w1, &expert.w2], ..RELEASED },
     ),
     mutant(
         "expert-next-id",
         &["E7"],
         "the weights of the expert after the chosen one are used",
-        Formulas {
-            expert_id: |chosen, experts| (chosen + 1) % experts,
-            ..RELEASED
-        },
+        Formulas { expert_id: |chosen, experts| (chosen + 1) % experts, ..RELEASED },
     ),
     mutant(
         "latent-norm-per-expert",
@@ -185,11 +168,8 @@ pub(super) const ALL: &[ReferenceMutant] = &[
                 for row in 0..rows {
                     flat.extend_from_slice(up.row(row, &mut buffer));
                 }
-                let column = |c: usize| {
-                    (0..columns)
-                        .map(|l| flat[l * rows + c])
-                        .collect::<Vec<f64>>()
-                };
+                let column =
+                    |c: usize| (0..columns).map(|l| flat[l * rows + c]).collect::<Vec<f64>>();
                 let turned: Vec<Vec<f64>> = (0..rows).map(column).collect();
                 normed.map(rows, |y| turned.iter().map(|w| dot(w, y)).collect())
             },
@@ -200,28 +180,19 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "latent-up-dropped",
         &["E9"],
         "the routed experts' part is lost and only the shared MLP is left",
-        Formulas {
-            project_up: |up, normed| Rows::zeros(normed.count(), up.rows()),
-            ..RELEASED
-        },
+        Formulas { project_up: |up, normed| Rows::zeros(normed.count(), up.rows()), ..RELEASED },
     ),
     mutant(
         "shared-missing",
         &["E10"],
         "the shared MLP is left out",
-        Formulas {
-            shared_weight: |_| 0.0,
-            ..RELEASED
-        },
+        Formulas { shared_weight: |_| 0.0, ..RELEASED },
     ),
     mutant(
         "shared-per-expert",
         &["E10"],
         "the shared MLP is added once per shared expert",
-        Formulas {
-            shared_weight: |_| 2.0,
-            ..RELEASED
-        },
+        Formulas { shared_weight: |_| 2.0, ..RELEASED },
     ),
     mutant(
         "shared-weighted",
@@ -236,18 +207,12 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "shared-on-latent",
         &["E10"],
         "the shared MLP reads what the latent bottleneck leaves of the input",
-        Formulas {
-            shared_input: |x, _, weights| latent_round_trip(x, weights),
-            ..RELEASED
-        },
+        Formulas { shared_input: |x, _, weights| latent_round_trip(x, weights), ..RELEASED },
     ),
     mutant(
         "shared-before-norm",
         &["E10"],
         "the shared MLP reads the mix before its norm",
-        Formulas {
-            shared_input: |_, mixed, _| mixed.clone(),
-            ..RELEASED
-        },
+        Formulas { shared_input: |_, mixed, _| mixed.clone(), ..RELEASED },
     ),
 ];

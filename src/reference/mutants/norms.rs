@@ -26,11 +26,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         Formulas {
             rms_norm: |formulas, site, x, weight, eps| {
                 let normed = (formulas.normalise)(site, x, eps);
-                normed
-                    .iter()
-                    .zip(weight)
-                    .map(|(x, w)| x * (1.0 + w))
-                    .collect()
+                normed.iter().zip(weight).map(|(x, w)| x * (1.0 + w)).collect()
             },
             ..RELEASED
         },
@@ -64,28 +60,19 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "norm-eps-dropped",
         &["N1", "N2"],
         "ε is left out of every norm",
-        Formulas {
-            normalise: |site, x, _| released::normalise(site, x, 0.0),
-            ..RELEASED
-        },
+        Formulas { normalise: |site, x, _| released::normalise(site, x, 0.0), ..RELEASED },
     ),
     mutant(
         "norm-eps-mla-both-rms-norm-eps",
         &["N3"],
         "rms_norm_eps is used in both low-rank norms of MLA, as several engines do",
-        Formulas {
-            norm_eps: |_, rms_norm_eps, _| rms_norm_eps,
-            ..RELEASED
-        },
+        Formulas { norm_eps: |_, rms_norm_eps, _| rms_norm_eps, ..RELEASED },
     ),
     mutant(
         "norm-eps-class-default-everywhere",
         &["N2"],
         "the class default 1e-6 is used in every norm",
-        Formulas {
-            norm_eps: |_, _, _| 1e-6,
-            ..RELEASED
-        },
+        Formulas { norm_eps: |_, _, _| 1e-6, ..RELEASED },
     ),
     mutant(
         "norm-eps-literal",
@@ -220,42 +207,17 @@ pub(super) const ONE_PLACE: &[ReferenceMutant] = &[
         "rms_norm_eps is used in kv_a_layernorm",
         eps_at!(MlaKv, |eps| eps),
     ),
-    mutant(
-        "norm-skipped-input",
-        &["N1"],
-        "input_layernorm is left out",
-        no_norm!(Input),
-    ),
+    mutant("norm-skipped-input", &["N1"], "input_layernorm is left out", no_norm!(Input)),
     mutant(
         "norm-skipped-post-attention",
         &["N1"],
         "post_attention_layernorm is left out",
         no_norm!(PostAttention),
     ),
-    mutant(
-        "norm-skipped-mla-q",
-        &["M1"],
-        "q_a_layernorm is left out",
-        no_norm!(MlaQ),
-    ),
-    mutant(
-        "norm-skipped-mla-kv",
-        &["M2"],
-        "kv_a_layernorm is left out",
-        no_norm!(MlaKv),
-    ),
-    mutant(
-        "norm-skipped-kda-output",
-        &["K12"],
-        "o_norm is left out",
-        no_norm!(KdaOutput),
-    ),
-    mutant(
-        "norm-skipped-latent",
-        &["E8"],
-        "routed_expert_norm is left out",
-        no_norm!(Latent),
-    ),
+    mutant("norm-skipped-mla-q", &["M1"], "q_a_layernorm is left out", no_norm!(MlaQ)),
+    mutant("norm-skipped-mla-kv", &["M2"], "kv_a_layernorm is left out", no_norm!(MlaKv)),
+    mutant("norm-skipped-kda-output", &["K12"], "o_norm is left out", no_norm!(KdaOutput)),
+    mutant("norm-skipped-latent", &["E8"], "routed_expert_norm is left out", no_norm!(Latent)),
     mutant(
         "norm-weight-dropped-mla-q",
         &["M1"],

@@ -35,10 +35,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "mix-sum-left-out",
         &["R1"],
         "the running sum is no source of the mix",
-        Formulas {
-            mix_sources: |banks, _| banks.to_vec(),
-            ..RELEASED
-        },
+        Formulas { mix_sources: |banks, _| banks.to_vec(), ..RELEASED },
     ),
     mutant(
         "mix-sum-added",
@@ -66,19 +63,13 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "mix-sigmoid",
         &["R1"],
         "each source is weighted by a logistic of its own instead of a softmax",
-        Formulas {
-            mix_weights: |scores| scores.iter().map(|s| sigmoid(*s)).collect(),
-            ..RELEASED
-        },
+        Formulas { mix_weights: |scores| scores.iter().map(|s| sigmoid(*s)).collect(), ..RELEASED },
     ),
     mutant(
         "mix-keys-raw",
         &["R2"],
         "the scores are taken from the raw sources",
-        Formulas {
-            mix_score: |_, _, source, fold, _| dot(source, fold),
-            ..RELEASED
-        },
+        Formulas { mix_score: |_, _, source, fold, _| dot(source, fold), ..RELEASED },
     ),
     mutant(
         "mix-values-normed",
@@ -105,37 +96,25 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "mix-mlp-fold-for-attention",
         &["R3"],
         "the attention-side mix uses the MLP mixer's weights",
-        Formulas {
-            fold_of: |_, folds| Some(folds.mlp),
-            ..RELEASED
-        },
+        Formulas { fold_of: |_, folds| Some(folds.mlp), ..RELEASED },
     ),
     mutant(
         "mix-attention-fold-for-mlp",
         &["R3"],
         "the MLP-side mix uses the attention mixer's weights",
-        Formulas {
-            fold_of: |_, folds| folds.attention.or(Some(folds.mlp)),
-            ..RELEASED
-        },
+        Formulas { fold_of: |_, folds| folds.attention.or(Some(folds.mlp)), ..RELEASED },
     ),
     mutant(
         "mix-norm-weight-dropped",
         &["R3"],
         "the mixer's norm weight is not folded into its projection",
-        Formulas {
-            fold: |_, proj| proj.to_vec(),
-            ..RELEASED
-        },
+        Formulas { fold: |_, proj| proj.to_vec(), ..RELEASED },
     ),
     mutant(
         "mix-projection-dropped",
         &["R3"],
         "the mixer's norm weight is used without its projection",
-        Formulas {
-            fold: |norm, _| norm.to_vec(),
-            ..RELEASED
-        },
+        Formulas { fold: |norm, _| norm.to_vec(), ..RELEASED },
     ),
     mutant(
         "mix-attention-skipped-at-block-start",
@@ -150,28 +129,19 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "mix-attention-skipped-in-first-block",
         &["R4"],
         "the attention-side mix begins with the second bank",
-        Formulas {
-            mixes_before_attention: |_, _, banks| banks > 1,
-            ..RELEASED
-        },
+        Formulas { mixes_before_attention: |_, _, banks| banks > 1, ..RELEASED },
     ),
     mutant(
         "mix-attention-skipped",
         &["R4"],
         "attention reads the running sum and never a mix",
-        Formulas {
-            mixes_before_attention: |_, _, _| false,
-            ..RELEASED
-        },
+        Formulas { mixes_before_attention: |_, _, _| false, ..RELEASED },
     ),
     mutant(
         "bank-mixed-sum",
         &["R5"],
         "the mix is banked instead of the running sum",
-        Formulas {
-            banked: |_, mixed| mixed.clone(),
-            ..RELEASED
-        },
+        Formulas { banked: |_, mixed| mixed.clone(), ..RELEASED },
     ),
     mutant(
         "bank-block-off-by-one",
@@ -195,46 +165,31 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "bank-block-literal",
         &["R5"],
         "the released block of 12 stands in the code",
-        Formulas {
-            opens_block: |index, _| index.is_multiple_of(12),
-            ..RELEASED
-        },
+        Formulas { opens_block: |index, _| index.is_multiple_of(12), ..RELEASED },
     ),
     mutant(
         "bank-embedding-only",
         &["R5"],
         "only the embedding is banked",
-        Formulas {
-            opens_block: |index, _| index == 0,
-            ..RELEASED
-        },
+        Formulas { opens_block: |index, _| index == 0, ..RELEASED },
     ),
     mutant(
         "bank-every-layer",
         &["R5"],
         "every layer pushes a bank",
-        Formulas {
-            opens_block: |_, _| true,
-            ..RELEASED
-        },
+        Formulas { opens_block: |_, _| true, ..RELEASED },
     ),
     mutant(
         "sum-not-restarted",
         &["R6"],
         "the sum goes on after it was banked",
-        Formulas {
-            sum_after_attention: |_, sum, attention| add(sum, attention),
-            ..RELEASED
-        },
+        Formulas { sum_after_attention: |_, sum, attention| add(sum, attention), ..RELEASED },
     ),
     mutant(
         "sum-restarted-in-every-layer",
         &["R6"],
         "the sum restarts from the attention output in every layer",
-        Formulas {
-            sum_after_attention: |_, _, attention| attention.clone(),
-            ..RELEASED
-        },
+        Formulas { sum_after_attention: |_, _, attention| attention.clone(), ..RELEASED },
     ),
     mutant(
         "mix-mlp-old-banks",
@@ -249,27 +204,18 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "mix-mlp-skipped",
         &["R7"],
         "the MLP reads the running sum and never a mix",
-        Formulas {
-            banks_before_mlp: |_, banks| &banks[..0],
-            ..RELEASED
-        },
+        Formulas { banks_before_mlp: |_, banks| &banks[..0], ..RELEASED },
     ),
     mutant(
         "mix-output-skipped",
         &["R7"],
         "the final norm reads the running sum of the last layer",
-        Formulas {
-            banks_before_output: |banks| &banks[..0],
-            ..RELEASED
-        },
+        Formulas { banks_before_output: |banks| &banks[..0], ..RELEASED },
     ),
     mutant(
         "mix-output-newest-bank-lost",
         &["R7"],
         "the output mix does not see the newest bank",
-        Formulas {
-            banks_before_output: |banks| &banks[..banks.len() - 1],
-            ..RELEASED
-        },
+        Formulas { banks_before_output: |banks| &banks[..banks.len() - 1], ..RELEASED },
     ),
 ];

@@ -30,37 +30,25 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "router-on-latent",
         &["E1"],
         "the router reads what the latent bottleneck leaves of the input",
-        Formulas {
-            router_input: |x, _, weights| latent_round_trip(x, weights),
-            ..RELEASED
-        },
+        Formulas { router_input: |x, _, weights| latent_round_trip(x, weights), ..RELEASED },
     ),
     mutant(
         "router-before-norm",
         &["E1"],
         "the router reads the mix before its norm",
-        Formulas {
-            router_input: |_, mixed, _| mixed.clone(),
-            ..RELEASED
-        },
+        Formulas { router_input: |_, mixed, _| mixed.clone(), ..RELEASED },
     ),
     mutant(
         "router-softmax",
         &["E1"],
         "the router scores are a softmax over the experts",
-        Formulas {
-            router_scores: |logits| softmax(logits),
-            ..RELEASED
-        },
+        Formulas { router_scores: |logits| softmax(logits), ..RELEASED },
     ),
     mutant(
         "router-bias-ignored",
         &["E2"],
         "the correction bias does not steer the selection",
-        Formulas {
-            select: |scores, _, k| ascending(largest(scores, k)),
-            ..RELEASED
-        },
+        Formulas { select: |scores, _, k| ascending(largest(scores, k)), ..RELEASED },
     ),
     mutant(
         "router-bias-subtracted",
@@ -87,10 +75,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "router-top-k-plus-one",
         &["E2"],
         "one expert too many is chosen",
-        Formulas {
-            select: |scores, bias, k| released::select(scores, bias, k + 1),
-            ..RELEASED
-        },
+        Formulas { select: |scores, bias, k| released::select(scores, bias, k + 1), ..RELEASED },
     ),
     mutant(
         "router-ties-to-higher",
@@ -147,10 +132,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "the chosen scores are not divided by their sum",
         Formulas {
             routing_weights: |scores, _, chosen, config| {
-                chosen
-                    .iter()
-                    .map(|e| scores[*e] * config.routed_scaling_factor)
-                    .collect()
+                chosen.iter().map(|e| scores[*e] * config.routed_scaling_factor).collect()
             },
             ..RELEASED
         },
@@ -174,10 +156,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "the routed scaling factor is left out",
         Formulas {
             routing_weights: |scores, bias, chosen, config| {
-                let unscaled = RawConfig {
-                    routed_scaling_factor: 1.0,
-                    ..config.clone()
-                };
+                let unscaled = RawConfig { routed_scaling_factor: 1.0, ..config.clone() };
                 released::routing_weights(scores, bias, chosen, &unscaled)
             },
             ..RELEASED
@@ -189,10 +168,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "K2's routed scaling factor 2.827 stands in the code",
         Formulas {
             routing_weights: |scores, bias, chosen, config| {
-                let scaled = RawConfig {
-                    routed_scaling_factor: 2.827,
-                    ..config.clone()
-                };
+                let scaled = RawConfig { routed_scaling_factor: 2.827, ..config.clone() };
                 released::routing_weights(scores, bias, chosen, &scaled)
             },
             ..RELEASED

@@ -25,28 +25,17 @@ pub struct Axis {
 impl Axis {
     /// An even axis that follows the data.
     pub fn linear(label: &str) -> Axis {
-        Axis {
-            label: label.to_string(),
-            scale: Scale::Linear,
-            range: None,
-        }
+        Axis { label: label.to_string(), scale: Scale::Linear, range: None }
     }
 
     /// A logarithmic axis that follows the data.
     pub fn logarithmic(label: &str) -> Axis {
-        Axis {
-            label: label.to_string(),
-            scale: Scale::Logarithmic,
-            range: None,
-        }
+        Axis { label: label.to_string(), scale: Scale::Logarithmic, range: None }
     }
 
     /// The same axis with fixed ends.
     pub fn within(self, from: f64, to: f64) -> Axis {
-        Axis {
-            range: Some((from, to)),
-            ..self
-        }
+        Axis { range: Some((from, to)), ..self }
     }
 }
 
@@ -73,18 +62,12 @@ impl Ruler {
             |value: &f64| value.is_finite() && (axis.scale == Scale::Linear || *value > 0.0);
         let fits = axis.range.filter(|(from, to)| usable(from) && usable(to));
         let (mut from, mut to) = fits.unwrap_or_else(|| {
-            values
-                .filter(usable)
-                .fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| {
-                    (low.min(value), high.max(value))
-                })
+            values.filter(usable).fold((f64::INFINITY, f64::NEG_INFINITY), |(low, high), value| {
+                (low.min(value), high.max(value))
+            })
         });
         if from > to {
-            (from, to) = if fits.is_some() {
-                (to, from)
-            } else {
-                (1.0, 10.0)
-            };
+            (from, to) = if fits.is_some() { (to, from) } else { (1.0, 10.0) };
         }
         let logarithmic = axis.scale == Scale::Logarithmic;
         if from == to && logarithmic {
@@ -94,29 +77,16 @@ impl Ruler {
             (from, to) = (from - half, to + half);
         } else if fits.is_none() {
             // Room for markers at the ends.
-            let room = if logarithmic {
-                (to / from).powf(0.02)
-            } else {
-                (to - from) * 0.02
-            };
-            (from, to) = if logarithmic {
-                (from / room, to * room)
-            } else {
-                (from - room, to + room)
-            };
+            let room = if logarithmic { (to / from).powf(0.02) } else { (to - from) * 0.02 };
+            (from, to) =
+                if logarithmic { (from / room, to * room) } else { (from - room, to + room) };
         }
         // Widening must not leave the numbers that there are.
         if logarithmic {
             from = from.max(f64::MIN_POSITIVE);
         }
         (from, to) = (from.max(f64::MIN / 4.0), to.min(f64::MAX / 4.0));
-        Ruler {
-            scale: axis.scale,
-            from,
-            to,
-            start,
-            end,
-        }
+        Ruler { scale: axis.scale, from, to, start, end }
     }
 
     /// Place of a value in drawn pixels; None outside the ends or not on the scale.
@@ -154,15 +124,10 @@ fn linear_ticks(from: f64, to: f64, count: usize) -> Vec<f64> {
     let magnitude = 10_f64.powf(rough.log10().floor());
     // A little finer than asked for is better than twice as coarse.
     let steps = [1.0, 2.0, 5.0, 10.0].map(|digit| digit * magnitude);
-    let step = steps
-        .into_iter()
-        .find(|step| *step >= rough * 0.75)
-        .unwrap_or(rough);
+    let step = steps.into_iter().find(|step| *step >= rough * 0.75).unwrap_or(rough);
     let first = (from / step - 1e-9).ceil() as i64;
     let last = (to / step + 1e-9).floor() as i64;
-    (first..=last.min(first.saturating_add(50)))
-        .map(|tick| tick as f64 * step)
-        .collect()
+    (first..=last.min(first.saturating_add(50))).map(|tick| tick as f64 * step).collect()
 }
 
 fn logarithmic_ticks(from: f64, to: f64, digits: &[f64]) -> Vec<f64> {
@@ -171,8 +136,7 @@ fn logarithmic_ticks(from: f64, to: f64, digits: &[f64]) -> Vec<f64> {
     let every = ((last - first) / 12).max(1) as usize;
     let decades = (first..=last).step_by(every);
     let all = decades.flat_map(|decade| digits.iter().map(move |d| d * 10_f64.powi(decade)));
-    all.filter(|value| *value >= from * (1.0 - 1e-9) && *value <= to * (1.0 + 1e-9))
-        .collect()
+    all.filter(|value| *value >= from * (1.0 - 1e-9) && *value <= to * (1.0 + 1e-9)).collect()
 }
 
 /// A number with thousands separators and no needless decimals.

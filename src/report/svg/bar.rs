@@ -33,27 +33,16 @@ pub fn bar_chart(chart: &BarChart) -> Result<String, PlotError> {
     draw_svg(&chart.title, HEIGHT, |canvas| {
         canvas.headline(&chart.title, &chart.subtitle);
         let height = |value: f64| {
-            if value.is_finite() {
-                value.max(0.0)
-            } else {
-                0.0
-            }
+            if value.is_finite() { value.max(0.0) } else { 0.0 }
         };
-        let highest = chart
-            .bars
-            .iter()
-            .map(|bar| height(bar.1))
-            .fold(0.0, f64::max);
+        let highest = chart.bars.iter().map(|bar| height(bar.1)).fold(0.0, f64::max);
         let top = if highest > 0.0 { highest * 1.06 } else { 1.0 };
         let axis = Axis::linear(&chart.y_label).within(0.0, top);
         let y = Ruler::new(&axis, std::iter::empty(), BOTTOM, TOP);
         for tick in y.ticks(6) {
             if let Some(at) = y.place(tick) {
                 canvas.path(vec![(LEFT * FINE, at), (RIGHT * FINE, at)], GRID, 1);
-                let look = Look {
-                    anchor: Anchor::End,
-                    ..LABEL
-                };
+                let look = Look { anchor: Anchor::End, ..LABEL };
                 canvas.text(&number(tick), (LEFT - 8, at / FINE), look);
             }
         }
@@ -84,10 +73,7 @@ pub fn bar_chart(chart: &BarChart) -> Result<String, PlotError> {
         }
         canvas.line((LEFT, BOTTOM), (RIGHT, BOTTOM), INK, 1);
         canvas.text(&chart.x_label, ((LEFT + RIGHT) / 2, HEIGHT - 20), LABEL);
-        let upright = Look {
-            upright: true,
-            ..LABEL
-        };
+        let upright = Look { upright: true, ..LABEL };
         canvas.text(&chart.y_label, (18, (TOP + BOTTOM) / 2), upright);
     })
 }

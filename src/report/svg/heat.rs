@@ -65,33 +65,18 @@ pub fn heat_map(map: &HeatMap) -> Result<String, PlotError> {
     let left_end = frame.left;
     draw_svg(&map.title, BOTTOM + 56 + frame.names_below, |canvas| {
         canvas.headline(&map.title, &map.subtitle);
-        canvas.filled(
-            (left_end * FINE, TOP * FINE),
-            (RIGHT * FINE, BOTTOM * FINE),
-            GRID,
-        );
+        canvas.filled((left_end * FINE, TOP * FINE), (RIGHT * FINE, BOTTOM * FINE), GRID);
         let (rows, columns) = (map.rows.len(), map.columns.len());
         if rows == 0 || columns == 0 {
-            canvas.text(
-                "no data",
-                ((left_end + RIGHT) / 2, (TOP + BOTTOM) / 2),
-                LABEL,
-            );
+            canvas.text("no data", ((left_end + RIGHT) / 2, (TOP + BOTTOM) / 2), LABEL);
         }
         let edge = |index: usize, count: usize, from: i32, to: i32| {
             let span = i64::from((to - from) * FINE);
             from * FINE + (span * index as i64 / count.max(1) as i64) as i32
         };
-        let width = if map.range.1 > map.range.0 {
-            map.range.1 - map.range.0
-        } else {
-            1.0
-        };
+        let width = if map.range.1 > map.range.0 { map.range.1 - map.range.0 } else { 1.0 };
         for (row, values) in map.values.iter().enumerate().take(rows) {
-            let (top, bottom) = (
-                edge(row, rows, TOP, BOTTOM),
-                edge(row + 1, rows, TOP, BOTTOM),
-            );
+            let (top, bottom) = (edge(row, rows, TOP, BOTTOM), edge(row + 1, rows, TOP, BOTTOM));
             for (column, value) in values.iter().enumerate().take(columns) {
                 let Some(value) = value.filter(|value| value.is_finite()) else {
                     continue;
@@ -138,17 +123,9 @@ impl Frame {
         let (count, width) = (map.columns.len(), widest(&map.columns));
         let lying = every(count, RIGHT - left, width + 10);
         if lying > 1 && every(count, RIGHT - left, LINE) == 1 {
-            return Frame {
-                left,
-                names_below: width,
-                every: 1,
-            };
+            return Frame { left, names_below: width, every: 1 };
         }
-        Frame {
-            left,
-            names_below: 0,
-            every: lying,
-        }
+        Frame { left, names_below: 0, every: lying }
     }
 }
 
@@ -159,24 +136,15 @@ fn names(canvas: &mut Canvas<'_>, map: &HeatMap, frame: &Frame) {
     };
     let tallest = every(map.rows.len(), MAP_HEIGHT, LINE);
     for (index, name) in map.rows.iter().enumerate().step_by(tallest) {
-        let look = Look {
-            anchor: Anchor::End,
-            ..LABEL
-        };
+        let look = Look { anchor: Anchor::End, ..LABEL };
         let at = middle(index, map.rows.len(), TOP, BOTTOM);
         canvas.text(name, (frame.left - 8, at), look);
     }
-    let upright = Look {
-        upright: true,
-        ..LABEL
-    };
+    let upright = Look { upright: true, ..LABEL };
     for (index, name) in map.columns.iter().enumerate().step_by(frame.every) {
         let at = middle(index, map.columns.len(), frame.left, RIGHT);
         if frame.names_below > 0 {
-            let look = Look {
-                anchor: Anchor::End,
-                ..upright
-            };
+            let look = Look { anchor: Anchor::End, ..upright };
             canvas.text(name, (at, BOTTOM + 8), look);
         } else {
             canvas.text(name, (at, BOTTOM + 14), LABEL);
@@ -201,15 +169,9 @@ fn scale(canvas: &mut Canvas<'_>, map: &HeatMap) {
     for part in 0..=4 {
         let value = map.range.0 + (map.range.1 - map.range.0) * f64::from(part) / 4.0;
         let middle = bottom - (bottom - top) * part / 4;
-        let look = Look {
-            anchor: Anchor::Start,
-            ..LABEL
-        };
+        let look = Look { anchor: Anchor::Start, ..LABEL };
         canvas.text(&number(value), (right + 6, middle), look);
     }
-    let upright = Look {
-        upright: true,
-        ..LABEL
-    };
+    let upright = Look { upright: true, ..LABEL };
     canvas.text(&map.value_label, (WIDTH - 18, (TOP + BOTTOM) / 2), upright);
 }

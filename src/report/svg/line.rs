@@ -91,10 +91,7 @@ fn legend(canvas: &mut Canvas<'_>, series: &[Series]) -> i32 {
             middle += LEGEND_ROW;
         }
         let rgb = series.colour.rgb();
-        let ends = [
-            (left * FINE, middle * FINE),
-            ((left + 28) * FINE, middle * FINE),
-        ];
+        let ends = [(left * FINE, middle * FINE), ((left + 28) * FINE, middle * FINE)];
         if series.width > 0 && series.dashed {
             canvas.dashes(&ends, rgb, series.width);
         } else if series.width > 0 {
@@ -103,18 +100,11 @@ fn legend(canvas: &mut Canvas<'_>, series: &[Series]) -> i32 {
         if let Some(marker) = series.marker {
             canvas.marker(((left + 14) * FINE, middle * FINE), marker, rgb);
         }
-        let look = Look {
-            anchor: Anchor::Start,
-            ..LABEL
-        };
+        let look = Look { anchor: Anchor::Start, ..LABEL };
         canvas.text(&series.name, (left + 34, middle), look);
         left += width;
     }
-    if series.is_empty() {
-        LEGEND_TOP - LEGEND_ROW
-    } else {
-        middle
-    }
+    if series.is_empty() { LEGEND_TOP - LEGEND_ROW } else { middle }
 }
 
 fn grid(canvas: &mut Canvas<'_>, chart: &LineChart, x: &Ruler, y: &Ruler) {
@@ -128,20 +118,14 @@ fn grid(canvas: &mut Canvas<'_>, chart: &LineChart, x: &Ruler, y: &Ruler) {
     for tick in y.ticks(6) {
         if let Some(at) = y.place(tick) {
             canvas.path(vec![(LEFT * FINE, at), (RIGHT * FINE, at)], GRID, 1);
-            let look = Look {
-                anchor: Anchor::End,
-                ..LABEL
-            };
+            let look = Look { anchor: Anchor::End, ..LABEL };
             canvas.text(&number(tick), (LEFT - 8, at / FINE), look);
         }
     }
     canvas.line((LEFT, BOTTOM), (RIGHT, BOTTOM), INK, 1);
     canvas.line((LEFT, top), (LEFT, BOTTOM), INK, 1);
     canvas.text(&chart.x.label, ((LEFT + RIGHT) / 2, HEIGHT - 18), LABEL);
-    let upright = Look {
-        upright: true,
-        ..LABEL
-    };
+    let upright = Look { upright: true, ..LABEL };
     canvas.text(&chart.y.label, (18, (top + BOTTOM) / 2), upright);
 }
 
@@ -178,10 +162,7 @@ fn thinned(places: &[Fine]) -> Vec<Fine> {
         let lowest = column.iter().map(|place| place.1).min();
         let highest = column.iter().map(|place| place.1).max();
         let last = column[length - 1].1;
-        for y in [Some(first.1), lowest, highest, Some(last)]
-            .into_iter()
-            .flatten()
-        {
+        for y in [Some(first.1), lowest, highest, Some(last)].into_iter().flatten() {
             if path.last() != Some(&(first.0, y)) {
                 path.push((first.0, y));
             }
@@ -194,12 +175,8 @@ fn thinned(places: &[Fine]) -> Vec<Fine> {
 fn mark_line(canvas: &mut Canvas<'_>, mark: &Mark, x: &Ruler, y: &Ruler) {
     const DARK: Rgb = (150, 150, 150);
     let ends = match mark {
-        Mark::AtX(value, _) => x
-            .place(*value)
-            .map(|at| [(at, y.end * FINE), (at, BOTTOM * FINE)]),
-        Mark::AtY(value, _) => y
-            .place(*value)
-            .map(|at| [(LEFT * FINE, at), (RIGHT * FINE, at)]),
+        Mark::AtX(value, _) => x.place(*value).map(|at| [(at, y.end * FINE), (at, BOTTOM * FINE)]),
+        Mark::AtY(value, _) => y.place(*value).map(|at| [(LEFT * FINE, at), (RIGHT * FINE, at)]),
         Mark::Point(..) => None,
     };
     if let Some(ends) = ends {
@@ -254,43 +231,29 @@ fn mark_labels(canvas: &mut Canvas<'_>, chart: &LineChart, x: &Ruler, y: &Ruler)
             continue;
         };
         taken.push(place);
-        canvas.veil(
-            (place.left - 2, place.middle - 8),
-            (place.left + width, place.middle + 8),
-        );
-        let look = Look {
-            anchor: Anchor::Start,
-            colour: FAINT,
-            ..LABEL
-        };
+        canvas.veil((place.left - 2, place.middle - 8), (place.left + width, place.middle + 8));
+        let look = Look { anchor: Anchor::Start, colour: FAINT, ..LABEL };
         canvas.text(label, (place.left, place.middle), look);
     }
 }
 
 /// Where the label of a mark could go, the best first.
 fn candidates(mark: &Mark, width: i32, x: &Ruler, y: &Ruler) -> Vec<Place> {
-    let place = |left: i32, middle: i32| Place {
-        left,
-        middle,
-        width,
-    };
+    let place = |left: i32, middle: i32| Place { left, middle, width };
     match mark {
         Mark::AtX(value, _) => {
             let Some(at) = x.place(*value).map(|at| at / FINE) else {
                 return Vec::new();
             };
             let rows = (0..6).map(|row| y.end + 12 + 18 * row);
-            rows.flat_map(|row| [place(at + 6, row), place(at - 6 - width, row)])
-                .collect()
+            rows.flat_map(|row| [place(at + 6, row), place(at - 6 - width, row)]).collect()
         }
         Mark::AtY(value, _) => {
             let Some(at) = y.place(*value).map(|at| at / FINE) else {
                 return Vec::new();
             };
             let ends = [RIGHT - width - 8, LEFT + 8, (LEFT + RIGHT - width) / 2];
-            ends.into_iter()
-                .flat_map(|left| [place(left, at - 10), place(left, at + 11)])
-                .collect()
+            ends.into_iter().flat_map(|left| [place(left, at - 10), place(left, at + 11)]).collect()
         }
         Mark::Point(a, b, _) => {
             let Some((a, b)) = x.place(*a).zip(y.place(*b)) else {

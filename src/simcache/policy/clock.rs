@@ -15,10 +15,7 @@ pub struct Clock {
 impl Clock {
     /// For a cache of `slot_count` slots.
     pub fn new(slot_count: usize) -> Clock {
-        Clock {
-            marked: vec![false; slot_count],
-            hand: 0,
-        }
+        Clock { marked: vec![false; slot_count], hand: 0 }
     }
 }
 

@@ -14,10 +14,7 @@ pub struct Fifo {
 impl Fifo {
     /// For a cache of `slot_count` slots.
     pub fn new(slot_count: usize) -> Fifo {
-        Fifo {
-            links: Links::new(slot_count),
-            order: List::new(),
-        }
+        Fifo { links: Links::new(slot_count), order: List::new() }
     }
 }
 

@@ -64,10 +64,7 @@ const WAITING_PRICE: f64 = 0.05;
 /// Positions added to a layer's own when a use frequency is formed: early counts say little.
 const EXTRA_POSITIONS: f64 = 4.0;
 /// Weights before anything is learned.
-const FIRST_WEIGHTS: Weights = Weights {
-    recent: 0.3,
-    frequency: 0.7,
-};
+const FIRST_WEIGHTS: Weights = Weights { recent: 0.3, frequency: 0.7 };
 /// How many observations the first weights are worth.
 const FIRST_OBSERVATIONS: f64 = 1000.0;
 /// Mean square of a use frequency assumed for them.
@@ -107,10 +104,7 @@ impl Regression {
         let determinant = self.rr * self.ff - self.rf * self.rf;
         let recent = (self.ru * self.ff - self.rf * self.fu) / determinant;
         let frequency = (self.rr * self.fu - self.rf * self.ru) / determinant;
-        Weights {
-            recent: recent.max(0.0),
-            frequency: frequency.max(0.0),
-        }
+        Weights { recent: recent.max(0.0), frequency: frequency.max(0.0) }
     }
 }
 
@@ -216,11 +210,8 @@ impl LayerCycle {
             self.chances[slot as usize] = self.estimate(slot);
         }
         let chances = &self.chances;
-        residents.sort_by(|&a, &b| {
-            chances[b as usize]
-                .total_cmp(&chances[a as usize])
-                .then(b.cmp(&a))
-        });
+        residents
+            .sort_by(|&a, &b| chances[b as usize].total_cmp(&chances[a as usize]).then(b.cmp(&a)));
         self.layers[layer].residents = residents;
         self.note_least(layer);
     }
@@ -257,10 +248,7 @@ impl LayerCycle {
         // The layers before the current one wait nearly a cycle, those after it come next.
         let price = WAITING_PRICE / self.layers.len() as f64;
         let mut cost = WAITING_PRICE;
-        for layer in (0..current)
-            .rev()
-            .chain((current + 1..self.layers.len()).rev())
-        {
+        for layer in (0..current).rev().chain((current + 1..self.layers.len()).rev()) {
             cost -= price;
             // The last resident bounds what the layer can offer.
             if self.least_chances[layer] - cost >= least {

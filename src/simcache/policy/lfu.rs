@@ -67,11 +67,7 @@ impl Policy for Lfu {
     }
 
     fn victim(&mut self, _incoming: u32, in_use: &InUse) -> u32 {
-        while self
-            .by_priority
-            .front()
-            .is_some_and(|list| list.length == 0)
-        {
+        while self.by_priority.front().is_some_and(|list| list.length == 0) {
             self.by_priority.pop_front();
             self.lowest += 1;
         }

@@ -26,21 +26,14 @@ pub struct List {
 impl List {
     /// An empty list.
     pub fn new() -> List {
-        List {
-            newest: NONE,
-            oldest: NONE,
-            length: 0,
-        }
+        List { newest: NONE, oldest: NONE, length: 0 }
     }
 }
 
 impl Links {
     /// Links for `slot_count` slots.
     pub fn new(slot_count: usize) -> Links {
-        Links {
-            newer: vec![NONE; slot_count],
-            older: vec![NONE; slot_count],
-        }
+        Links { newer: vec![NONE; slot_count], older: vec![NONE; slot_count] }
     }
 
     /// The next newer slot, or [`NONE`].

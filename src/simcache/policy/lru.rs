@@ -17,10 +17,7 @@ pub struct Lru {
 impl Lru {
     /// For a cache of `slot_count` slots.
     pub fn new(slot_count: usize) -> Lru {
-        Lru {
-            links: Links::new(slot_count),
-            order: List::new(),
-        }
+        Lru { links: Links::new(slot_count), order: List::new() }
     }
 }
 

@@ -100,9 +100,7 @@ impl PolicyName {
 
     /// The policy of that name.
     pub fn from_name(name: &str) -> Option<PolicyName> {
-        PolicyName::ALL
-            .into_iter()
-            .find(|policy| policy.as_str() == name)
+        PolicyName::ALL.into_iter().find(|policy| policy.as_str() == name)
     }
 
     /// A policy for a cache of `slot_count` slots.

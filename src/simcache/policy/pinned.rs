@@ -45,11 +45,7 @@ impl PinnedLru {
 
     fn list_of(&mut self, slot: u32) -> (&mut Links, &mut List) {
         let pinned = self.slot_is_pinned[slot as usize];
-        let list = if pinned {
-            &mut self.pinned_order
-        } else {
-            &mut self.order
-        };
+        let list = if pinned { &mut self.pinned_order } else { &mut self.order };
         (&mut self.links, list)
     }
 }

@@ -17,10 +17,7 @@ pub struct Random {
 impl Random {
     /// For a cache of `slot_count` slots.
     pub fn new(slot_count: usize) -> Random {
-        Random {
-            generator: SplitMix64::new(SEED),
-            slot_count: slot_count as u64,
-        }
+        Random { generator: SplitMix64::new(SEED), slot_count: slot_count as u64 }
     }
 }
 

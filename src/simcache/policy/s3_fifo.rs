@@ -107,11 +107,7 @@ impl Policy for S3Fifo {
         self.expert_in[slot as usize] = expert;
         let ghost = std::mem::replace(&mut self.ghost_stamp[expert as usize], 0) != 0;
         self.in_small[slot as usize] = !ghost;
-        let queue = if ghost {
-            &mut self.main
-        } else {
-            &mut self.small
-        };
+        let queue = if ghost { &mut self.main } else { &mut self.small };
         self.links.push(queue, slot);
     }
 

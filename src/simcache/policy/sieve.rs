@@ -40,11 +40,7 @@ impl Policy for Sieve {
 
     fn victim(&mut self, _incoming: u32, in_use: &InUse) -> u32 {
         loop {
-            let slot = if self.hand == NONE {
-                self.order.oldest
-            } else {
-                self.hand
-            };
+            let slot = if self.hand == NONE { self.order.oldest } else { self.hand };
             self.hand = self.links.newer(slot);
             if in_use.contains(slot) {
                 continue;

@@ -18,11 +18,7 @@ pub fn write(trace: &Trace, out: &mut impl Write) -> std::io::Result<()> {
             let key = trace.shape.key(expert);
             let time = demand.first as usize + place;
             let position = demand.position;
-            writeln!(
-                out,
-                "{time},{expert},{size},{},{},{position}",
-                key.layer, key.expert
-            )?;
+            writeln!(out, "{time},{expert},{size},{},{},{position}", key.layer, key.expert)?;
         }
     }
     Ok(())

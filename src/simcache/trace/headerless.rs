@@ -36,16 +36,8 @@ pub fn from_requests(requests: Vec<u32>, shape: &ModelShape) -> Trace {
         shape: *shape,
         requests,
         demands,
-        chunks: vec![Chunk {
-            step: 0,
-            first_position: 0,
-            position_count,
-        }],
-        steps: vec![Step {
-            phase: Phase::Unknown,
-            first_position: 0,
-            position_count,
-        }],
+        chunks: vec![Chunk { step: 0, first_position: 0, position_count }],
+        steps: vec![Step { phase: Phase::Unknown, first_position: 0, position_count }],
         prefetches: Vec::new(),
         decisions: Vec::new(),
         header: None,
@@ -64,33 +56,20 @@ fn check_pair(record: usize, pair: &[u8], shape: &ModelShape) -> Result<u32, Tra
         return Ok(layer as u32 * shape.experts_per_layer + expert as u32);
     }
     if fits(layer.swap_bytes(), expert.swap_bytes()) {
-        return Err(TraceError::ByteSwapped {
-            record,
-            layer,
-            swapped: layer.swap_bytes(),
-        });
+        return Err(TraceError::ByteSwapped { record, layer, swapped: layer.swap_bytes() });
     }
     if layer < 0 {
         return Err(TraceError::NegativeLayer { record, layer });
     }
     if layer as u32 >= shape.layer_count {
         let (first, last) = (0, shape.layer_count - 1);
-        return Err(TraceError::LayerOutOfRange {
-            record,
-            layer: layer as u32,
-            first,
-            last,
-        });
+        return Err(TraceError::LayerOutOfRange { record, layer: layer as u32, first, last });
     }
     if expert < 0 {
         return Err(TraceError::NegativeExpert { record, expert });
     }
     let count = shape.experts_per_layer;
-    Err(TraceError::ExpertOutOfRange {
-        record,
-        expert: expert as u32,
-        count,
-    })
+    Err(TraceError::ExpertOutOfRange { record, expert: expert as u32, count })
 }
 
 /// Maximal runs of one layer, cut at top-k.
@@ -104,13 +83,7 @@ fn cut_into_demands(requests: &[u32], shape: &ModelShape) -> Vec<Demand> {
             }
             _ => {
                 let first = request as u32;
-                demands.push(Demand {
-                    chunk: 0,
-                    position: 0,
-                    layer,
-                    first,
-                    count: 1,
-                });
+                demands.push(Demand { chunk: 0, position: 0, layer, first, count: 1 });
             }
         }
     }

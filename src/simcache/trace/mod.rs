@@ -187,36 +187,26 @@ impl Trace {
         if let (Some(mine), Some(others)) = (identity(self), identity(other))
             && mine != others
         {
-            return Err(TraceError::DifferentModels {
-                what: "checkpoint identities",
-            });
+            return Err(TraceError::DifferentModels { what: "checkpoint identities" });
         }
         let joined = self.requests.len() as u64 + other.requests.len() as u64;
         if joined > u64::from(u32::MAX) {
-            return Err(TraceError::TooLarge {
-                bytes: 4 * joined,
-                limit: 4 * u64::from(u32::MAX),
-            });
+            return Err(TraceError::TooLarge { bytes: 4 * joined, limit: 4 * u64::from(u32::MAX) });
         }
         let (requests, demands) = (self.requests.len() as u32, self.demands.len() as u32);
         let (chunks, steps) = (self.chunks.len() as u32, self.steps.len() as u32);
         self.requests.extend_from_slice(&other.requests);
-        self.demands
-            .extend(other.demands.iter().map(|demand| Demand {
-                chunk: demand.chunk + chunks,
-                first: demand.first + requests,
-                ..*demand
-            }));
-        self.chunks.extend(other.chunks.iter().map(|c| Chunk {
-            step: c.step + steps,
-            ..*c
+        self.demands.extend(other.demands.iter().map(|demand| Demand {
+            chunk: demand.chunk + chunks,
+            first: demand.first + requests,
+            ..*demand
         }));
+        self.chunks.extend(other.chunks.iter().map(|c| Chunk { step: c.step + steps, ..*c }));
         self.steps.extend_from_slice(&other.steps);
-        self.prefetches
-            .extend(other.prefetches.iter().map(|prefetch| Prefetch {
-                before_demand: prefetch.before_demand + demands,
-                experts: prefetch.experts.clone(),
-            }));
+        self.prefetches.extend(other.prefetches.iter().map(|prefetch| Prefetch {
+            before_demand: prefetch.before_demand + demands,
+            experts: prefetch.experts.clone(),
+        }));
         self.decisions.clear();
         Ok(())
     }
@@ -227,19 +217,12 @@ impl Trace {
 pub fn read(path: &std::path::Path, shape: &ModelShape) -> Result<Trace, TraceError> {
     let size = std::fs::metadata(path)?.len();
     if size > MAX_TRACE_BYTES {
-        return Err(TraceError::TooLarge {
-            bytes: size,
-            limit: MAX_TRACE_BYTES,
-        });
+        return Err(TraceError::TooLarge { bytes: size, limit: MAX_TRACE_BYTES });
     }
     parse(&std::fs::read(path)?, shape)
 }
 
 /// [`read`] for bytes already in memory.
 pub fn parse(bytes: &[u8], shape: &ModelShape) -> Result<Trace, TraceError> {
-    if v1::is_ours(bytes)? {
-        v1::read(bytes)
-    } else {
-        headerless::import(bytes, shape)
-    }
+    if v1::is_ours(bytes)? { v1::read(bytes) } else { headerless::import(bytes, shape) }
 }

@@ -23,16 +23,8 @@ fn perturbed_products(
     chosen: impl Fn(Row<'_>) -> bool,
 ) {
     let reborrow = |product| {
-        let Product {
-            matrix,
-            vectors,
-            out,
-        }: &mut Product<'_> = product;
-        Product {
-            matrix: *matrix,
-            vectors,
-            out,
-        }
+        let Product { matrix, vectors, out }: &mut Product<'_> = product;
+        Product { matrix: *matrix, vectors, out }
     };
     let same = products.iter_mut().map(reborrow).collect();
     products::products(KernelPath::detect(), threads, same);
@@ -190,11 +182,6 @@ pub(super) fn head() -> Site {
         id: "l3-head",
         clause: "L3",
         what: "the logits",
-        make: Maker::Plain(|delta| {
-            Arc::new(Head {
-                delta,
-                next_is_head: AtomicBool::new(false),
-            })
-        }),
+        make: Maker::Plain(|delta| Arc::new(Head { delta, next_is_head: AtomicBool::new(false) })),
     }
 }

@@ -81,11 +81,7 @@ struct Delta(f64);
 impl Delta {
     /// value·(1+δ). The sum is formed of value and value·δ: 1+δ itself would lose a δ below 2⁻⁵³.
     fn of(self, value: f64) -> f64 {
-        if value.is_finite() {
-            value + value * self.0
-        } else {
-            value
-        }
+        if value.is_finite() { value + value * self.0 } else { value }
     }
 
     /// The same, rounded to f32 once.
@@ -127,83 +123,39 @@ impl Operations for Epsilon {
 
     fn norm_epsilon(&self, site: NormSite, rms_norm_eps: f64, mla_norm_eps: f64) -> f64 {
         let right = Contract::default().norm_epsilon(site, rms_norm_eps, mla_norm_eps);
-        if site == self.site {
-            self.delta.of(right)
-        } else {
-            right
-        }
+        if site == self.site { self.delta.of(right) } else { right }
     }
 }
 
 fn epsilons() -> Vec<Site> {
     let sites = [
-        (
-            "n2-input-epsilon",
-            "N2",
-            NormSite::Input,
-            "epsilon of input_layernorm",
-        ),
+        ("n2-input-epsilon", "N2", NormSite::Input, "epsilon of input_layernorm"),
         (
             "n2-post-attention-epsilon",
             "N2",
             NormSite::PostAttention,
             "epsilon of post_attention_layernorm",
         ),
-        (
-            "n2-final-epsilon",
-            "N2",
-            NormSite::Final,
-            "epsilon of the final norm",
-        ),
+        ("n2-final-epsilon", "N2", NormSite::Final, "epsilon of the final norm"),
         (
             "n2-attention-mix-epsilon",
             "N2",
             NormSite::AttentionMix,
             "epsilon of the attention-side mix's keys",
         ),
-        (
-            "n2-mlp-mix-epsilon",
-            "N2",
-            NormSite::MlpMix,
-            "epsilon of the MLP-side mix's keys",
-        ),
-        (
-            "n2-output-mix-epsilon",
-            "N2",
-            NormSite::OutputMix,
-            "epsilon of the output mix's keys",
-        ),
-        (
-            "n2-kda-output-epsilon",
-            "N2",
-            NormSite::KdaOutput,
-            "epsilon of o_norm",
-        ),
+        ("n2-mlp-mix-epsilon", "N2", NormSite::MlpMix, "epsilon of the MLP-side mix's keys"),
+        ("n2-output-mix-epsilon", "N2", NormSite::OutputMix, "epsilon of the output mix's keys"),
+        ("n2-kda-output-epsilon", "N2", NormSite::KdaOutput, "epsilon of o_norm"),
         (
             "n2-routed-experts-epsilon",
             "N2",
             NormSite::RoutedExperts,
             "epsilon of routed_expert_norm",
         ),
-        (
-            "n3-query-epsilon",
-            "N3",
-            NormSite::MlaQuery,
-            "epsilon of q_a_layernorm",
-        ),
-        (
-            "n3-latent-epsilon",
-            "N3",
-            NormSite::MlaLatent,
-            "epsilon of kv_a_layernorm",
-        ),
+        ("n3-query-epsilon", "N3", NormSite::MlaQuery, "epsilon of q_a_layernorm"),
+        ("n3-latent-epsilon", "N3", NormSite::MlaLatent, "epsilon of kv_a_layernorm"),
     ];
-    let site = |(id, clause, norm, what)| Site {
-        id,
-        clause,
-        what,
-        make: Maker::Epsilon(norm),
-    };
+    let site = |(id, clause, norm, what)| Site { id, clause, what, make: Maker::Epsilon(norm) };
     sites.into_iter().map(site).collect()
 }
 

@@ -118,8 +118,5 @@ fn renormalised(
         let divisor = divisor(sums::scalar_sum(&chosen) as f32);
         chosen.iter_mut().for_each(|weight| *weight /= divisor);
     }
-    chosen
-        .iter()
-        .map(|weight| weight * weighting.scaling_factor)
-        .collect()
+    chosen.iter().map(|weight| weight * weighting.scaling_factor).collect()
 }

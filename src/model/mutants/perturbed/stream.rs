@@ -13,10 +13,7 @@ fn mix_of(
     out: &mut [f32],
 ) {
     let sources: Vec<&[f32]> = sources.iter().map(Vec::as_slice).collect();
-    Contract {
-        path: operations.path(),
-    }
-    .residual_mix(&sources, folded, epsilon, keys, out);
+    Contract { path: operations.path() }.residual_mix(&sources, folded, epsilon, keys, out);
 }
 
 sites! {

@@ -26,9 +26,7 @@ pub fn read(bytes: &[u8]) -> Result<Trace, TraceError> {
         if kind == KIND_END {
             check_end(&reader, &words, &bytes[..at])?;
             if next != bytes.len() {
-                return Err(TraceError::BytesAfterEnd {
-                    bytes: bytes.len() - next,
-                });
+                return Err(TraceError::BytesAfterEnd { bytes: bytes.len() - next });
             }
             break;
         }
@@ -54,17 +52,11 @@ fn long_at(bytes: &[u8], at: usize) -> u64 {
 
 fn read_header(bytes: &[u8]) -> Result<Header, TraceError> {
     if bytes.len() < HEADER_BYTES {
-        return Err(TraceError::HeaderCut {
-            bytes: bytes.len(),
-            expected: HEADER_BYTES,
-        });
+        return Err(TraceError::HeaderCut { bytes: bytes.len(), expected: HEADER_BYTES });
     }
     let version = word_at(bytes, 8);
     if version != VERSION {
-        return Err(TraceError::UnsupportedVersion {
-            version,
-            known: VERSION,
-        });
+        return Err(TraceError::UnsupportedVersion { version, known: VERSION });
     }
     let field = |field, value: u32, allowed| TraceError::HeaderField {
         field,
@@ -82,11 +74,7 @@ fn read_header(bytes: &[u8]) -> Result<Header, TraceError> {
         expert_bytes: long_at(bytes, 32),
     };
     if let Some((field, value, allowed)) = shape.first_bad_field() {
-        return Err(TraceError::HeaderField {
-            field,
-            value,
-            allowed,
-        });
+        return Err(TraceError::HeaderField { field, value, allowed });
     }
     let requests = match word_at(bytes, 92) {
         0 => None,
@@ -120,14 +108,9 @@ fn read_header(bytes: &[u8]) -> Result<Header, TraceError> {
 
 /// Letters, digits and dashes, then zeros only.
 fn read_policy(bytes: &[u8]) -> Result<String, TraceError> {
-    let length = bytes
-        .iter()
-        .position(|&byte| byte == 0)
-        .unwrap_or(bytes.len());
+    let length = bytes.iter().position(|&byte| byte == 0).unwrap_or(bytes.len());
     let (name, padding) = bytes.split_at(length);
-    let plain = name
-        .iter()
-        .all(|&byte| byte.is_ascii_alphanumeric() || byte == b'-');
+    let plain = name.iter().all(|&byte| byte.is_ascii_alphanumeric() || byte == b'-');
     if !plain || padding.iter().any(|&byte| byte != 0) {
         return Err(TraceError::HeaderPolicy);
     }
@@ -154,11 +137,7 @@ impl Reader {
             decisions: Vec::new(),
             header: Some(header),
         };
-        Reader {
-            trace,
-            shape,
-            record: 0,
-        }
+        Reader { trace, shape, record: 0 }
     }
 
     /// Kind, words and end of the record at `at`.
@@ -169,24 +148,14 @@ impl Reader {
             return Err(TraceError::NoEndRecord { record });
         }
         if left < 8 {
-            return Err(TraceError::CutRecord {
-                record,
-                needed: 8,
-                left,
-            });
+            return Err(TraceError::CutRecord { record, needed: 8, left });
         }
         let words = word_at(bytes, at + 4) as usize;
         let needed = 8 + 4 * words;
         if left < needed {
-            return Err(TraceError::CutRecord {
-                record,
-                needed,
-                left,
-            });
+            return Err(TraceError::CutRecord { record, needed, left });
         }
-        let values = (0..words)
-            .map(|word| word_at(bytes, at + 8 + 4 * word))
-            .collect();
+        let values = (0..words).map(|word| word_at(bytes, at + 8 + 4 * word)).collect();
         Ok((word_at(bytes, at), values, at + needed))
     }
 
@@ -197,10 +166,7 @@ impl Reader {
             KIND_DEMAND => self.take_demand(words),
             KIND_PREFETCH => self.take_prefetch(words),
             KIND_DECISION => self.take_decision(words),
-            _ => Err(TraceError::UnknownRecord {
-                record: self.record,
-                kind,
-            }),
+            _ => Err(TraceError::UnknownRecord { record: self.record, kind }),
         }
     }
 
@@ -210,12 +176,7 @@ impl Reader {
         words: &[u32],
         expected: &'static str,
     ) -> TraceError {
-        TraceError::RecordLength {
-            record: self.record,
-            kind,
-            words: words.len() as u32,
-            expected,
-        }
+        TraceError::RecordLength { record: self.record, kind, words: words.len() as u32, expected }
     }
 
     fn take_step(&mut self, words: &[u32]) -> Result<(), TraceError> {
@@ -231,18 +192,9 @@ impl Reader {
         };
         if count == 0 || u64::from(first) + u64::from(count) > u64::from(MAX_POSITIONS) {
             let outer = "a sequence of 1 to 2^28";
-            return Err(TraceError::PositionsOutside {
-                record,
-                first,
-                count,
-                outer,
-            });
+            return Err(TraceError::PositionsOutside { record, first, count, outer });
         }
-        self.trace.steps.push(Step {
-            phase,
-            first_position: first,
-            position_count: count,
-        });
+        self.trace.steps.push(Step { phase, first_position: first, position_count: count });
         Ok(())
     }
 
@@ -252,11 +204,7 @@ impl Reader {
         };
         let record = self.record;
         let Some(step) = self.trace.steps.last() else {
-            return Err(TraceError::OutsideOf {
-                record,
-                kind: "chunk",
-                outer: "step",
-            });
+            return Err(TraceError::OutsideOf { record, kind: "chunk", outer: "step" });
         };
         let step_end = step.first_position + step.position_count;
         let inside = first >= step.first_position
@@ -264,19 +212,10 @@ impl Reader {
             && u64::from(first) + u64::from(count) <= u64::from(step_end);
         if !inside {
             let outer = "their step";
-            return Err(TraceError::PositionsOutside {
-                record,
-                first,
-                count,
-                outer,
-            });
+            return Err(TraceError::PositionsOutside { record, first, count, outer });
         }
         let step = self.trace.steps.len() as u32 - 1;
-        self.trace.chunks.push(Chunk {
-            step,
-            first_position: first,
-            position_count: count,
-        });
+        self.trace.chunks.push(Chunk { step, first_position: first, position_count: count });
         Ok(())
     }
 
@@ -287,40 +226,21 @@ impl Reader {
         }
         let (layer, position, experts) = (words[0], words[1], &words[2..]);
         let Some(chunk) = self.current_chunk() else {
-            return Err(TraceError::OutsideOf {
-                record,
-                kind: "demand",
-                outer: "chunk",
-            });
+            return Err(TraceError::OutsideOf { record, kind: "demand", outer: "chunk" });
         };
         if !(chunk.first_position..chunk.first_position + chunk.position_count).contains(&position)
         {
             let outer = "their chunk";
-            return Err(TraceError::PositionsOutside {
-                record,
-                first: position,
-                count: 1,
-                outer,
-            });
+            return Err(TraceError::PositionsOutside { record, first: position, count: 1, outer });
         }
         let indices = self.indices(layer, experts)?;
         if let Some(twice) = (1..experts.len()).find(|&i| experts[..i].contains(&experts[i])) {
-            return Err(TraceError::ExpertTwice {
-                record,
-                layer,
-                expert: experts[twice],
-            });
+            return Err(TraceError::ExpertTwice { record, layer, expert: experts[twice] });
         }
         let (first, count) = (self.trace.requests.len() as u32, experts.len() as u32);
         let chunk = self.trace.chunks.len() as u32 - 1;
         self.trace.requests.extend(indices);
-        self.trace.demands.push(Demand {
-            chunk,
-            position,
-            layer: layer as u16,
-            first,
-            count,
-        });
+        self.trace.demands.push(Demand { chunk, position, layer: layer as u16, first, count });
         Ok(())
     }
 
@@ -330,18 +250,11 @@ impl Reader {
         }
         let record = self.record;
         if self.current_chunk().is_none() {
-            return Err(TraceError::OutsideOf {
-                record,
-                kind: "prefetch",
-                outer: "chunk",
-            });
+            return Err(TraceError::OutsideOf { record, kind: "prefetch", outer: "chunk" });
         }
         let experts = self.indices(words[0], &words[1..])?;
         let before_demand = self.trace.demands.len() as u32;
-        self.trace.prefetches.push(Prefetch {
-            before_demand,
-            experts,
-        });
+        self.trace.prefetches.push(Prefetch { before_demand, experts });
         Ok(())
     }
 
@@ -356,10 +269,7 @@ impl Reader {
             1 if none => Outcome::Loaded,
             2 => Outcome::LoadedOver(self.indices(victim_layer, &[victim_expert])?[0]),
             _ => {
-                return Err(TraceError::UnknownOutcome {
-                    record: self.record,
-                    outcome,
-                });
+                return Err(TraceError::UnknownOutcome { record: self.record, outcome });
             }
         };
         self.trace.decisions.push(Decision { expert, outcome });
@@ -378,24 +288,12 @@ impl Reader {
         let (first, count) = (self.shape.first_moe_layer, self.shape.experts_per_layer);
         if !(first..self.shape.layer_count).contains(&layer) {
             let last = self.shape.layer_count - 1;
-            return Err(TraceError::LayerOutOfRange {
-                record,
-                layer,
-                first,
-                last,
-            });
+            return Err(TraceError::LayerOutOfRange { record, layer, first, last });
         }
         if let Some(&expert) = experts.iter().find(|&&expert| expert >= count) {
-            return Err(TraceError::ExpertOutOfRange {
-                record,
-                expert,
-                count,
-            });
+            return Err(TraceError::ExpertOutOfRange { record, expert, count });
         }
-        Ok(experts
-            .iter()
-            .map(|expert| layer * count + expert)
-            .collect())
+        Ok(experts.iter().map(|expert| layer * count + expert).collect())
     }
 }
 
@@ -411,17 +309,10 @@ fn check_end(reader: &Reader, words: &[u32], before: &[u8]) -> Result<(), TraceE
     ];
     for (what, counted, found) in counts {
         if counted != found {
-            return Err(TraceError::EndCounts {
-                what,
-                counted,
-                found,
-            });
+            return Err(TraceError::EndCounts { what, counted, found });
         }
     }
-    let digest: Vec<u8> = words[4..]
-        .iter()
-        .flat_map(|word| word.to_le_bytes())
-        .collect();
+    let digest: Vec<u8> = words[4..].iter().flat_map(|word| word.to_le_bytes()).collect();
     if digest[..] != Sha256::digest(before)[..] {
         return Err(TraceError::Checksum);
     }
@@ -436,9 +327,7 @@ fn check_decisions(trace: &Trace) -> Result<(), TraceError> {
         return Ok(());
     }
     let asked = trace.decisions.iter().map(|decision| decision.expert);
-    let differs = asked
-        .zip(&trace.requests)
-        .position(|(asked, &request)| asked != request);
+    let differs = asked.zip(&trace.requests).position(|(asked, &request)| asked != request);
     if let Some(decision) = differs {
         return Err(TraceError::DecisionNotRequested { decision });
     }

@@ -84,10 +84,7 @@ impl<W: Write> TraceWriter<W> {
             }
         };
         let (layer, expert) = (u32::from(expert.layer), u32::from(expert.expert));
-        self.record(
-            KIND_DECISION,
-            &[layer, expert, code, victim_layer, victim_expert],
-        )
+        self.record(KIND_DECISION, &[layer, expert, code, victim_layer, victim_expert])
     }
 
     /// Writes the end record and gives the sink back, flushed.
@@ -129,9 +126,7 @@ fn invalid(message: &str) -> std::io::Error {
 fn header_bytes(header: &Header) -> std::io::Result<Vec<u8>> {
     let policy = header.policy.as_bytes();
     if policy.len() > POLICY_BYTES || !header.policy.is_ascii() {
-        return Err(invalid(
-            "the policy's name is no ASCII name of at most 24 bytes",
-        ));
+        return Err(invalid("the policy's name is no ASCII name of at most 24 bytes"));
     }
     let requests = match header.requests {
         None => 0,
@@ -147,12 +142,7 @@ fn header_bytes(header: &Header) -> std::io::Result<Vec<u8>> {
     let shape = &header.shape;
     let mut bytes = Vec::with_capacity(HEADER_BYTES);
     bytes.extend(MAGIC);
-    let sizes = [
-        shape.layer_count,
-        shape.first_moe_layer,
-        shape.experts_per_layer,
-        shape.top_k,
-    ];
+    let sizes = [shape.layer_count, shape.first_moe_layer, shape.experts_per_layer, shape.top_k];
     for word in [VERSION, HEADER_BYTES as u32].iter().chain(&sizes) {
         bytes.extend(word.to_le_bytes());
     }
