@@ -7,7 +7,7 @@ use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use k3_verify::checkpoint::Checkpoint;
+use k3_checkpoint::Checkpoint;
 use serde_json::Value;
 
 #[track_caller]

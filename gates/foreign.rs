@@ -10,19 +10,20 @@
 
 mod support;
 
-use k3_verify::gates::subject::Opening;
+use k3_gates::subject::Opening;
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use k3_verify::compare::Precision;
-use k3_verify::config::{MLA_NORM_EPS, RawConfig};
-use k3_verify::gates::subject::{Sequence, argmax};
-use k3_verify::gates::subjects;
-use k3_verify::reference::rounding::{RoundedStages, rounded_formulas};
-use k3_verify::reference::{self, Model};
-use k3_verify::stages::{NoStages, StageDump, StageSink, StageValues};
-use k3_verify::tensor_file::{TensorOut, encode, encode_stages};
+use k3_core::Precision;
+use k3_core::config::MLA_NORM_EPS;
+use k3_core::stages::{NoStages, StageDump, StageSink, StageValues};
+use k3_gates::subject::{Sequence, argmax};
+use k3_gates::subjects;
+use k3_gates::tensor_file::{TensorOut, encode, encode_stages};
+use k3_reference as reference;
+use k3_reference::Model;
+use k3_reference::rounding::{RoundedStages, rounded_formulas};
 use libtest_mimic::{Arguments, Trial};
 use support::{arg, expect, fixture};
 
@@ -79,7 +80,7 @@ fn compute(
     count: usize,
     dump: &mut StageDump,
 ) -> (Vec<Vec<f64>>, Vec<u32>) {
-    let config = RawConfig::read(&folder.join("config.json")).unwrap();
+    let config = k3_checkpoint::config::read(&folder.join("config.json")).unwrap();
     let fault = options.get("fault").copied();
     if options.get("precision") == Some(&"bf16") {
         let formulas = fault.map_or_else(

@@ -19,8 +19,8 @@ mod swaps;
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use k3_verify::gates::fixtures::Fixtures;
-use k3_verify::report::layers::LayersReport;
+use k3_gates::fixtures::Fixtures;
+use k3_gates::report::layers::LayersReport;
 
 /// Ids of the chains.
 const IDS: &str = "3,17,200,5,9,44,100,7,250,1";

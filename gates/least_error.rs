@@ -5,18 +5,20 @@
 
 use std::path::Path;
 
-use k3_verify::config::MLA_NORM_EPS;
-use k3_verify::gates::evidence::EvidenceSet;
-use k3_verify::gates::fixtures::Fixtures;
-use k3_verify::gates::kernels::{KERNEL_GATES, KernelFixtures};
-use k3_verify::gates::least_error::LeastErrors;
-use k3_verify::gates::outcome::Verdict;
-use k3_verify::gates::runner::{self, SetState};
-use k3_verify::gates::subject::SubjectSource;
-use k3_verify::gates::subjects;
-use k3_verify::model::mutants::perturbed::{self, Site};
-use k3_verify::report::least_error::SiteLine;
-use k3_verify::stages::StageDump;
+use k3_core::config::MLA_NORM_EPS;
+use k3_core::stages::StageDump;
+use k3_engine::model::mutants::perturbed;
+use k3_engine::model::mutants::perturbed::Site;
+use k3_gates::evidence::EvidenceSet;
+use k3_gates::fixtures::Fixtures;
+use k3_gates::kernels::{KERNEL_GATES, KernelFixtures};
+use k3_gates::least_error::LeastErrors;
+use k3_gates::outcome::Verdict;
+use k3_gates::report::least_error::SiteLine;
+use k3_gates::runner;
+use k3_gates::runner::SetState;
+use k3_gates::subject::SubjectSource;
+use k3_gates::subjects;
 use serde_json::Value;
 
 /// Kernel fixtures and tiny oracle; they are gone with the fixtures' folder.

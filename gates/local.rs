@@ -4,24 +4,25 @@
 
 #![allow(clippy::unwrap_used)] // a test that cannot read its input fails
 
+use k3_core::choice::Choice as _;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
-use k3_verify::checkpoint::Checkpoint;
-use k3_verify::compare::Precision;
-use k3_verify::config::MLA_NORM_EPS;
-use k3_verify::gates::evidence::EvidenceSet;
-use k3_verify::gates::fixtures::Fixtures;
-use k3_verify::model::{Contract, Engine, EngineOptions, EngineSequence};
-use k3_verify::reference::local::{
+use k3_checkpoint::Checkpoint;
+use k3_core::Precision;
+use k3_core::config::MLA_NORM_EPS;
+use k3_core::stages::{NoStages, Stage, StageDump, StageKey, StageSink, StageValues};
+use k3_engine::model::{Contract, Engine, EngineOptions, EngineSequence};
+use k3_gates::evidence::EvidenceSet;
+use k3_gates::fixtures::Fixtures;
+use k3_reference::local::{
     Arithmetic, Basis, Local, LocalStage, LocalValues, Skipped, SubjectResidual, recompute,
     recompute_layer,
 };
-use k3_verify::reference::model::embed;
-use k3_verify::reference::mutants::{ReferenceMutant, mutants};
-use k3_verify::reference::rounding::{RoundedStages, rounded_formulas};
-use k3_verify::reference::{AsComputed, Model, Pass, RELEASED, Residual, StageHook};
-use k3_verify::stages::{NoStages, Stage, StageDump, StageKey, StageSink, StageValues};
+use k3_reference::model::embed;
+use k3_reference::mutants::{ReferenceMutant, mutants};
+use k3_reference::rounding::{RoundedStages, rounded_formulas};
+use k3_reference::{AsComputed, Model, Pass, RELEASED, Residual, StageHook};
 use rayon::prelude::*;
 
 /// The tiny set with the reference opened on it.

@@ -7,13 +7,14 @@
 use std::path::PathBuf;
 use std::sync::Arc;
 
-use k3_verify::config::MLA_NORM_EPS;
-use k3_verify::gates::evidence::EvidenceSet;
-use k3_verify::gates::fixtures::Fixtures;
-use k3_verify::gates::kernels::KernelFixtures;
-use k3_verify::gates::outcome::Verdict;
-use k3_verify::gates::runner::{self, Plan, SetState};
-use k3_verify::gates::subjects;
+use k3_core::config::MLA_NORM_EPS;
+use k3_gates::evidence::EvidenceSet;
+use k3_gates::fixtures::Fixtures;
+use k3_gates::kernels::KernelFixtures;
+use k3_gates::outcome::Verdict;
+use k3_gates::runner;
+use k3_gates::runner::{Plan, SetState};
+use k3_gates::subjects;
 use libtest_mimic::{Arguments, Failed, Trial};
 
 fn main() -> std::process::ExitCode {

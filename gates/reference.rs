@@ -6,16 +6,16 @@
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
-use k3_verify::config::{MLA_NORM_EPS, RawConfig};
-use k3_verify::reference::formulas::{Formulas, RELEASED};
-use k3_verify::reference::model::embed;
-use k3_verify::reference::moe::decode_mxfp4;
-use k3_verify::reference::mutants::{ReferenceMutant, mutants};
-use k3_verify::reference::{
+use k3_core::config::{MLA_NORM_EPS, RawConfig};
+use k3_core::stages::{NoStages, Stage, StageDump, StageKey, StageValues};
+use k3_reference::formulas::{Formulas, RELEASED};
+use k3_reference::model::embed;
+use k3_reference::moe::decode_mxfp4;
+use k3_reference::mutants::{ReferenceMutant, mutants};
+use k3_reference::{
     AsComputed, LayerWeights, Logits, Model, Pass, Reader, ReferenceError, Residual, Sequence,
     StageHook,
 };
-use k3_verify::stages::{NoStages, Stage, StageDump, StageKey, StageValues};
 use rayon::prelude::*;
 use safetensors::{Dtype, SafeTensors};
 use serde_json::Value;
@@ -49,7 +49,7 @@ impl TinyA {
         let set = external("tiny-k3-a")?;
         let folder = set.join("model");
         Some(Self {
-            config: RawConfig::read(&folder.join("config.json")).unwrap(),
+            config: k3_checkpoint::config::read(&folder.join("config.json")).unwrap(),
             expected: json(&set.join("expected.json")),
             tensors: std::fs::read(set.join("expected.safetensors")).unwrap(),
             folder,

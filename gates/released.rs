@@ -9,15 +9,15 @@ use std::io::Read;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
 
-use k3_verify::checkpoint::UnusedClass;
-use k3_verify::checkpoint::binding::{Binding, bind_names};
-use k3_verify::checkpoint::index::ShardIndex;
-use k3_verify::checkpoint::mxfp4::{ExpertMatrix, MatrixPlace, decode_matrix};
-use k3_verify::checkpoint::names::{Role, VISION};
-use k3_verify::checkpoint::plan::{ExpectedTensor, tensor_count, visit_layer, visit_model};
-use k3_verify::checkpoint::store::Checkpoint;
-use k3_verify::checkpoint::{LayerKind, ModelShape};
-use k3_verify::config::RawConfig;
+use k3_checkpoint::UnusedClass;
+use k3_checkpoint::binding::{Binding, bind_names};
+use k3_checkpoint::index::ShardIndex;
+use k3_checkpoint::mxfp4::{ExpertMatrix, MatrixPlace, decode_matrix};
+use k3_checkpoint::names::{Role, VISION};
+use k3_checkpoint::plan::{ExpectedTensor, tensor_count, visit_layer, visit_model};
+use k3_checkpoint::store::Checkpoint;
+use k3_checkpoint::{LayerKind, ModelShape};
+use k3_core::config::RawConfig;
 
 /// The folder of outside data, or a line that says that the test did not run.
 fn external(test: &str) -> Option<PathBuf> {
@@ -29,7 +29,8 @@ fn external(test: &str) -> Option<PathBuf> {
 }
 
 fn released_config(external: &Path) -> RawConfig {
-    RawConfig::read(&external.join("kimi-k3-released/config.json")).expect("released config")
+    k3_checkpoint::config::read(&external.join("kimi-k3-released/config.json"))
+        .expect("released config")
 }
 
 fn released_index(external: &Path) -> Vec<u8> {
@@ -166,7 +167,7 @@ fn tiny_checkpoint_binds_and_reads_as_the_safetensors_crate_does() {
     };
     let folder = external.join("tiny-k3-a/model");
     let checkpoint = Checkpoint::open(&folder).expect("tiny checkpoint");
-    let config = RawConfig::read(&checkpoint.config_path()).expect("tiny config");
+    let config = k3_checkpoint::config::read(&checkpoint.config_path()).expect("tiny config");
     let binding = Binding::bind(&checkpoint, &config).expect("tiny binds");
     assert_eq!(checkpoint.notes(), []);
     assert_eq!(checkpoint.tensor_bytes(), 3_629_312);

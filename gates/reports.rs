@@ -10,15 +10,17 @@ use std::path::Path;
 use std::sync::LazyLock;
 
 use assert_cmd::Command;
-use k3_verify::clauses;
-use k3_verify::config::MLA_NORM_EPS;
-use k3_verify::gates::kill_matrix::{KillMatrix, Options};
-use k3_verify::gates::ratchet::Ratchet;
-use k3_verify::gates::runner::{self, SetState};
-use k3_verify::gates::subjects;
-use k3_verify::host::provenance::Provenance;
-use k3_verify::report::mutants::MutantReport;
-use k3_verify::report::{json, mutants_page};
+use k3_core::clauses;
+use k3_core::config::MLA_NORM_EPS;
+use k3_core::host::provenance::Provenance;
+use k3_gates::kill_matrix::{KillMatrix, Options};
+use k3_gates::ratchet::Ratchet;
+use k3_gates::report::mutants::MutantReport;
+use k3_gates::report::mutants_page;
+use k3_gates::runner;
+use k3_gates::runner::SetState;
+use k3_gates::subjects;
+use k3_render::json;
 use serde_json::Value;
 
 /// Compares with the committed file of that name.

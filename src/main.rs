@@ -1,7 +1,9 @@
-//! The binary: parse, dispatch, exit code. Everything else is in the library.
+//! The binary: parse, dispatch, exit code. Everything else is in the libraries.
+
+mod cli;
 
 use std::process::ExitCode;
 
 fn main() -> ExitCode {
-    k3_verify::cli::main().into()
+    cli::main().into()
 }

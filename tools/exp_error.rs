@@ -11,7 +11,7 @@
 //! about 2⁻⁶⁰, so the figures are exact to about 2⁻³⁵ ULP. For σ and tanh the error is taken from
 //! the defining equation (y·(1 + e) − 1, y·(m + 2) − m) and not from a quotient.
 
-use k3_verify::kernels::functions;
+use k3_engine::kernels::functions;
 
 /// A number as the unevaluated sum of two f64, the second far smaller.
 type Pair = (f64, f64);

@@ -4,10 +4,10 @@ use std::collections::HashMap;
 use std::path::Path;
 use std::sync::Arc;
 
-use k3_verify::checkpoint::Dtype;
-use k3_verify::config::RawConfig;
-use k3_verify::kernels::matrix::SharedBytes;
-use k3_verify::model::{EngineError, TensorSpec, WeightSource};
+use k3_checkpoint::Dtype;
+use k3_core::config::RawConfig;
+use k3_engine::kernels::matrix::SharedBytes;
+use k3_engine::model::{EngineError, TensorSpec, WeightSource};
 
 /// Dtype, shape, bytes.
 type StoredTensor = (Dtype, Vec<usize>, Arc<Vec<u8>>);
@@ -34,7 +34,7 @@ impl WeightSource for TestCheckpoint {
 impl TestCheckpoint {
     /// Every shard of a folder.
     pub fn open(folder: &Path) -> Self {
-        let raw = RawConfig::read(&folder.join("config.json")).unwrap();
+        let raw = k3_checkpoint::config::read(&folder.join("config.json")).unwrap();
         let mut tensors = HashMap::new();
         for entry in std::fs::read_dir(folder).unwrap() {
             let path = entry.unwrap().path();

@@ -1,7 +1,7 @@
 //! Single operations on values worked out by hand or taken from the trials.
 
-use k3_verify::kernels::rows::Row;
-use k3_verify::model::{Contract, Operations};
+use k3_engine::kernels::rows::Row;
+use k3_engine::model::{Contract, Operations};
 
 fn log_decay(z: &[f32], a_log: f32) -> Vec<f32> {
     let mut g = vec![9.0; z.len()];
@@ -56,7 +56,7 @@ fn a07_output_gate_is_a_sigmoid_after_the_norm() {
 /// S1, S2: σ takes the uncapped gate, both caps hold: |out| ≤ 100.
 #[test]
 fn situ_caps_and_uncapped_gate() {
-    let caps = k3_verify::kernels::situ::Caps { beta: 4.0, linear_beta: 25.0 };
+    let caps = k3_engine::kernels::situ::Caps { beta: 4.0, linear_beta: 25.0 };
     let situ = |gate: f32, up: f32| {
         let mut out = [0.0];
         Contract::default().situ(&[gate], &[up], caps, &mut out);

@@ -1,8 +1,8 @@
 //! Equal bits whatever the threads, chunks, interleaving and carrying of state (A11).
 
 use super::tiny::{Tiny, bits};
-use k3_verify::kernels::path::KernelPath;
-use k3_verify::model::{EngineOptions, EngineSequence};
+use k3_engine::kernels::path::KernelPath;
+use k3_engine::model::{EngineOptions, EngineSequence};
 
 /// Threads 1, 2, 3, 8 and chunks 1, 3, 7, all.
 #[test]

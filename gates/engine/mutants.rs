@@ -6,14 +6,14 @@
 use std::sync::Arc;
 
 use super::tiny::{Tiny, bits};
-use k3_verify::kernels::kda::StepInputs;
-use k3_verify::kernels::matrix::{Matrix, SharedBytes};
-use k3_verify::kernels::router::Weighting;
-use k3_verify::kernels::rows::Row;
-use k3_verify::kernels::situ::Caps;
-use k3_verify::kernels::sums::Vectors;
-use k3_verify::model::mutants::{EngineMutant, mutants};
-use k3_verify::model::{
+use k3_engine::kernels::kda::StepInputs;
+use k3_engine::kernels::matrix::{Matrix, SharedBytes};
+use k3_engine::kernels::router::Weighting;
+use k3_engine::kernels::rows::Row;
+use k3_engine::kernels::situ::Caps;
+use k3_engine::kernels::sums::Vectors;
+use k3_engine::model::mutants::{EngineMutant, mutants};
+use k3_engine::model::{
     Contract, Engine, EngineOptions, EngineSequence, Expert, HeadAttention, Operations, Shape,
 };
 
@@ -219,7 +219,7 @@ fn loading(operations: &dyn Operations) -> Vec<u64> {
 
 fn attention(operations: &dyn Operations) -> Vec<u64> {
     let config = super::external("tiny-k3-a").unwrap().join("model/config.json");
-    let raw = k3_verify::config::RawConfig::read(&config).unwrap();
+    let raw = k3_checkpoint::config::read(&config).unwrap();
     let shape = Shape::derive(&Contract::default(), &raw).unwrap();
     let kv_b = Matrix::from_f32(160, 32, &numbers(160 * 32, 1)).unwrap();
     let query: Vec<f32> = numbers(32, 2).iter().map(|x| 3.0 * x).collect();

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 
 use super::tiny::{Tiny, bits};
-use k3_verify::model::{Contract, Engine, EngineError, EngineOptions, EngineSequence};
+use k3_engine::model::{Contract, Engine, EngineError, EngineOptions, EngineSequence};
 
 const LAYER: &str = "language_model.model.layers.";
 

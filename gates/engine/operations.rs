@@ -7,15 +7,15 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::external;
-use k3_verify::config::RawConfig;
-use k3_verify::kernels::kda::StepInputs;
-use k3_verify::kernels::matrix::Matrix;
-use k3_verify::model::{
+use k3_core::config::RawConfig;
+use k3_core::stages::NoStages;
+use k3_engine::kernels::kda::StepInputs;
+use k3_engine::kernels::matrix::Matrix;
+use k3_engine::model::{
     AttentionWeights, Bench, Contract, DenseWeights, EngineOptions, Expert, KdaWeights,
     LayerWeights, MlaWeights, MlpWeights, MoeWeights, Operations, Projection, ResidentExperts,
     Residual, Shape,
 };
-use k3_verify::stages::NoStages;
 
 /// One fixture file; names are prefixed with `prefix`.
 struct Fixture {
@@ -72,7 +72,7 @@ fn assert_near(what: &str, ours: &[f32], theirs: &[f32]) {
 /// The configuration the fixtures were made with: the tiny one, with a narrower expert.
 fn raw() -> RawConfig {
     let config = external("tiny-k3-a").unwrap().join("model/config.json");
-    RawConfig { moe_intermediate_size: 48, ..RawConfig::read(&config).unwrap() }
+    RawConfig { moe_intermediate_size: 48, ..k3_checkpoint::config::read(&config).unwrap() }
 }
 
 fn kda_weights(fixture: &Fixture, names: [&str; 9]) -> KdaWeights {
@@ -425,7 +425,7 @@ fn released_mxfp4_bytes_decode_exactly() {
     let mut decoded = vec![0.0; 64 * 3584];
     for (row, out) in decoded.chunks_mut(3584).enumerate() {
         let (packed, scales) = (&packed[row * 1792..][..1792], &scales[row * 112..][..112]);
-        k3_verify::kernels::mxfp4::decode_row(packed, scales, out);
+        k3_engine::kernels::mxfp4::decode_row(packed, scales, out);
     }
     assert_eq!(decoded.len(), expected.len());
     let bits = |values: &[f64]| -> Vec<u32> {

@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use super::checkpoint::TestCheckpoint;
 use super::external;
-use k3_verify::kernels::path::KernelPath;
-use k3_verify::model::{Contract, Engine, EngineOptions, EngineSequence};
-use k3_verify::stages::{Stage, StageDump, StageKey, StageValues};
+use k3_core::stages::{Stage, StageDump, StageKey, StageValues};
+use k3_engine::kernels::path::KernelPath;
+use k3_engine::model::{Contract, Engine, EngineOptions, EngineSequence};
 
 pub struct Tiny {
     pub checkpoint: TestCheckpoint,
@@ -104,7 +104,7 @@ fn logits_are_near_the_f64_answer() {
 fn strict_reader_gives_the_same_bits() {
     let Some(tiny) = Tiny::open() else { return };
     let folder = external("tiny-k3-a").unwrap().join("model");
-    let checkpoint = k3_verify::checkpoint::Checkpoint::open(&folder).unwrap();
+    let checkpoint = k3_checkpoint::Checkpoint::open(&folder).unwrap();
     let (operations, options) = (Arc::new(Contract::default()), EngineOptions::default());
     let engine = Engine::resident(operations, &tiny.checkpoint.raw, &checkpoint, options).unwrap();
     let strict = EngineSequence::new(Arc::new(engine)).feed(&tiny.prompt_ids).unwrap();

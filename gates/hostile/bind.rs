@@ -1,8 +1,8 @@
 //! Binding: what a checkpoint must have, in which dtype and shape, and what is left over.
 
-use k3_verify::checkpoint::UnusedClass;
-use k3_verify::checkpoint::shape::ShapeError;
-use k3_verify::checkpoint::{BindError, Binding, Checkpoint, Dtype, ModelShape, Role};
+use k3_checkpoint::UnusedClass;
+use k3_checkpoint::shape::ShapeError;
+use k3_checkpoint::{BindError, Binding, Checkpoint, Dtype, ModelShape, Role};
 use serde_json::json;
 
 use super::make::{Model, assert_names, read_config, with, zeros};

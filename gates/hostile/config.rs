@@ -2,12 +2,11 @@
 
 use std::path::Path;
 
-use k3_verify::checkpoint::foreign::Foreign;
-use k3_verify::checkpoint::json::JsonError;
-use k3_verify::checkpoint::link::LinkTrouble;
-use k3_verify::config::{
-    ConfigError, ConfigProblem, MAX_CONFIG_BYTES, MAX_LAYERS, MAX_SIZE, RawConfig,
-};
+use k3_checkpoint::config::{ConfigError, ConfigProblem, MAX_CONFIG_BYTES};
+use k3_checkpoint::foreign::Foreign;
+use k3_checkpoint::json::JsonError;
+use k3_checkpoint::link::LinkTrouble;
+use k3_core::config::{MAX_LAYERS, MAX_SIZE, RawConfig};
 use serde_json::{Value, json};
 
 use super::make::{Folder, assert_names, read_config, small_config, with, without};
@@ -16,7 +15,7 @@ pub const LINEAR: &str = "text_config.linear_attn_config";
 const GROUP: &str = "text_config.quantization_config.config_groups.group_0";
 
 fn parse(bytes: &[u8]) -> Result<RawConfig, ConfigError> {
-    RawConfig::parse(bytes, Path::new("folder/config.json"))
+    k3_checkpoint::config::parse(bytes, Path::new("folder/config.json"))
 }
 
 #[track_caller]
@@ -68,7 +67,7 @@ fn the_config_that_the_tests_damage_is_good() {
 #[test]
 fn h06_no_config_is_an_error_that_names_the_path() {
     let folder = Folder::new();
-    let error = RawConfig::read(&folder.file("config.json")).expect_err("refused");
+    let error = k3_checkpoint::config::read(&folder.file("config.json")).expect_err("refused");
     assert!(matches!(error, ConfigError::NotFound { .. }));
     assert_names(&error, &[folder.file("config.json").to_str().expect("utf-8")]);
 }
@@ -78,7 +77,7 @@ fn c13_links_that_lead_nowhere_are_named() {
     let folder = Folder::new();
     let link = folder.file("config.json");
     std::os::unix::fs::symlink("../blobs/0", &link).expect("linked");
-    let error = RawConfig::read(&link).expect_err("refused");
+    let error = k3_checkpoint::config::read(&link).expect_err("refused");
     assert!(matches!(error, ConfigError::Link { trouble: LinkTrouble::Dangling { .. }, .. }));
     assert_names(&error, &["config.json", "dangling", "../blobs/0"]);
 }
@@ -86,7 +85,7 @@ fn c13_links_that_lead_nowhere_are_named() {
 #[test]
 fn io() {
     let folder = Folder::new();
-    let error = RawConfig::read(folder.path()).expect_err("a folder is no file");
+    let error = k3_checkpoint::config::read(folder.path()).expect_err("a folder is no file");
     assert!(matches!(error, ConfigError::Io { .. }));
 }
 

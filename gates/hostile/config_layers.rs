@@ -1,6 +1,6 @@
 //! Layer lists of a config that name no layer, one twice, or leave one out.
 
-use k3_verify::config::ConfigProblem;
+use k3_checkpoint::config::ConfigProblem;
 use serde_json::json;
 
 use super::config::{LINEAR, problem};

@@ -3,13 +3,13 @@
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
 
-use k3_verify::checkpoint::header::HeaderError;
-use k3_verify::checkpoint::identity::{IdentityError, identity};
-use k3_verify::checkpoint::index::MAX_SHARDS;
-use k3_verify::checkpoint::link::LinkTrouble;
-use k3_verify::checkpoint::shard::ShardError;
-use k3_verify::checkpoint::store::Note;
-use k3_verify::checkpoint::{Binding, Checkpoint, CheckpointError, Dtype, ReadError};
+use k3_checkpoint::header::HeaderError;
+use k3_checkpoint::identity::{IdentityError, identity};
+use k3_checkpoint::index::MAX_SHARDS;
+use k3_checkpoint::link::LinkTrouble;
+use k3_checkpoint::shard::ShardError;
+use k3_checkpoint::store::Note;
+use k3_checkpoint::{Binding, Checkpoint, CheckpointError, Dtype, ReadError};
 use serde_json::{Value, json};
 
 use super::make::{

@@ -4,14 +4,14 @@ use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 
-use k3_verify::checkpoint::foreign::Foreign;
-use k3_verify::checkpoint::header::{
+use k3_checkpoint::foreign::Foreign;
+use k3_checkpoint::header::{
     HeaderError, MAX_HEADER_BYTES, MAX_NAME_BYTES, MAX_RANK, NameResolver, parse_header,
 };
-use k3_verify::checkpoint::json::JsonError;
-use k3_verify::checkpoint::name_table::NameTable;
-use k3_verify::checkpoint::shard::{ReadError, ShardError};
-use k3_verify::checkpoint::{Checkpoint, CheckpointError};
+use k3_checkpoint::json::JsonError;
+use k3_checkpoint::name_table::NameTable;
+use k3_checkpoint::shard::{ReadError, ShardError};
+use k3_checkpoint::{Checkpoint, CheckpointError};
 
 use super::make::{Folder, assert_names, raw_file};
 

@@ -1,7 +1,7 @@
 //! A header with bytes cut, changed or removed anywhere: it means the same to both readers, or
 //! nothing to ours.
 
-use k3_verify::checkpoint::Checkpoint;
+use k3_checkpoint::Checkpoint;
 use proptest::prelude::*;
 
 use super::header::{entry, open};

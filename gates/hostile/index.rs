@@ -2,9 +2,9 @@
 
 use std::path::Path;
 
-use k3_verify::checkpoint::foreign::Foreign;
-use k3_verify::checkpoint::index::{IndexError, MAX_INDEX_BYTES, MAX_SHARDS, ShardIndex};
-use k3_verify::checkpoint::link::LinkTrouble;
+use k3_checkpoint::foreign::Foreign;
+use k3_checkpoint::index::{IndexError, MAX_INDEX_BYTES, MAX_SHARDS, ShardIndex};
+use k3_checkpoint::link::LinkTrouble;
 
 use super::make::{Folder, assert_names};
 

@@ -1,6 +1,6 @@
 //! The JSON reader by itself: each of its refusals, and agreement with `serde_json` on the rest.
 
-use k3_verify::checkpoint::json::{
+use k3_checkpoint::json::{
     JsonError, JsonReader, MAX_DEPTH, MAX_NUMBER_BYTES, Value, parse_document,
 };
 use proptest::prelude::*;

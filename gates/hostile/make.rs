@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
-use k3_verify::checkpoint::plan::{ExpectedTensor, visit_layer, visit_model};
-use k3_verify::checkpoint::write::{TensorSpec, write_safetensors_with};
-use k3_verify::checkpoint::{Dtype, ModelShape};
-use k3_verify::config::RawConfig;
+use k3_checkpoint::plan::{ExpectedTensor, visit_layer, visit_model};
+use k3_checkpoint::write::{TensorSpec, write_safetensors_with};
+use k3_checkpoint::{Dtype, ModelShape};
+use k3_core::config::RawConfig;
 use serde_json::{Value, json};
 use tempfile::TempDir;
 
@@ -147,7 +147,8 @@ fn at<'a>(config: &'a mut Value, path: &str) -> &'a mut Value {
 
 /// The config as its reader gives it.
 pub fn read_config(config: &Value) -> RawConfig {
-    RawConfig::parse(config.to_string().as_bytes(), Path::new("config.json")).expect("good config")
+    k3_checkpoint::config::parse(config.to_string().as_bytes(), Path::new("config.json"))
+        .expect("good config")
 }
 
 /// A tensor to be written, all zeros.

@@ -4,10 +4,10 @@ use std::fs::{self, File};
 use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
-use k3_verify::checkpoint::names::VISION;
-use k3_verify::checkpoint::plan::{ExpectedTensor, visit_layer, visit_model};
-use k3_verify::checkpoint::write::{FileLayout, TensorSpec};
-use k3_verify::checkpoint::{Binding, Checkpoint, Dtype, ModelShape, UnusedClass};
+use k3_checkpoint::names::VISION;
+use k3_checkpoint::plan::{ExpectedTensor, visit_layer, visit_model};
+use k3_checkpoint::write::{FileLayout, TensorSpec};
+use k3_checkpoint::{Binding, Checkpoint, Dtype, ModelShape, UnusedClass};
 use serde_json::{Value, json};
 
 use super::make::{

@@ -4,7 +4,7 @@
 use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 
-use k3_verify::report::layers::{LayersProvenance, LayersReport};
+use k3_gates::report::layers::{LayersProvenance, LayersReport};
 
 use super::{Tiny, report, text};
 

@@ -2,8 +2,8 @@
 
 use std::path::Path;
 
-use k3_verify::gates::evidence::EvidenceSet;
-use k3_verify::report::layers::{LayerRow, LayersProvenance, LayersReport, Verdict};
+use k3_gates::evidence::EvidenceSet;
+use k3_gates::report::layers::{LayerRow, LayersProvenance, LayersReport, Verdict};
 
 use super::{IDS, Tiny, expect, report, text};
 

@@ -3,10 +3,10 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 
-use k3_verify::config::{MLA_NORM_EPS, RawConfig};
-use k3_verify::reference::Model;
-use k3_verify::report::layers::Verdict;
-use k3_verify::stages::{Stage, StageDump, StageKey, StageValues};
+use k3_core::config::MLA_NORM_EPS;
+use k3_core::stages::{Stage, StageDump, StageKey, StageValues};
+use k3_gates::report::layers::Verdict;
+use k3_reference::Model;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 
@@ -14,7 +14,7 @@ use super::{Tiny, expect, report, text};
 
 /// The reference as a foreign f64 engine.
 fn dump(model: &Path) -> StageDump {
-    let config = RawConfig::read(&model.join("config.json")).unwrap();
+    let config = k3_checkpoint::config::read(&model.join("config.json")).unwrap();
     let reference = Model::open(model, &config, MLA_NORM_EPS).unwrap();
     let mut dump = StageDump::default();
     reference.sequence().feed(&[3, 17, 200, 5, 9, 44], &mut dump).unwrap();

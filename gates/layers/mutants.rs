@@ -9,20 +9,20 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::Path;
 use std::sync::Arc;
 
-use k3_verify::checkpoint::{Checkpoint, ModelShape};
-use k3_verify::config::{MLA_NORM_EPS, RawConfig};
-use k3_verify::gates::kernels::KernelFixtures;
-use k3_verify::gates::runner::shipped_kernels;
-use k3_verify::layers::again::Extent;
-use k3_verify::layers::judge::Judge;
-use k3_verify::layers::kernels;
-use k3_verify::layers::run::{Chain, Input, Run, RunError, Step, Subject};
-use k3_verify::layers::subject::EngineSubject;
-use k3_verify::model::mutants::{EngineMutant, mutants};
-use k3_verify::model::{Contract, EngineError, EngineOptions, Operations};
-use k3_verify::reference::Reader;
-use k3_verify::reference::local::Arithmetic;
-use k3_verify::report::layers::{LayerRow, Verdict};
+use k3_checkpoint::{Checkpoint, ModelShape};
+use k3_core::config::{MLA_NORM_EPS, RawConfig};
+use k3_engine::model::mutants::{EngineMutant, mutants};
+use k3_engine::model::{Contract, EngineError, EngineOptions, Operations};
+use k3_gates::kernels::KernelFixtures;
+use k3_gates::layers::again::Extent;
+use k3_gates::layers::judge::Judge;
+use k3_gates::layers::kernels;
+use k3_gates::layers::run::{Chain, Input, Run, RunError, Step, Subject};
+use k3_gates::layers::subject::EngineSubject;
+use k3_gates::report::layers::{LayerRow, Verdict};
+use k3_gates::runner::shipped_kernels;
+use k3_reference::Reader;
+use k3_reference::local::Arithmetic;
 use rayon::prelude::*;
 
 use self::expected::{KERNELS, LATE, REFUSED, first_with, is_expected};
@@ -65,7 +65,7 @@ struct Bench {
 
 impl Bench {
     fn open(tiny: &Tiny, folder: &Path) -> Self {
-        let config = RawConfig::read(&folder.join("config.json")).unwrap();
+        let config = k3_checkpoint::config::read(&folder.join("config.json")).unwrap();
         Self {
             shape: ModelShape::derive(&config).unwrap(),
             checkpoint: Arc::new(Checkpoint::open(folder).unwrap()),
@@ -264,7 +264,7 @@ fn engine_mutants_that_forgive_damage_are_told_by_who_refuses_the_layer() {
             let entry = entry.unwrap();
             std::fs::copy(entry.path(), copy.path().join(entry.file_name())).unwrap();
         }
-        let config = RawConfig::read(&copy.path().join("config.json")).unwrap();
+        let config = k3_checkpoint::config::read(&copy.path().join("config.json")).unwrap();
         let named = damage.plant(copy.path(), &config, layer);
         let bench = Bench::open(&tiny, copy.path());
         let right = bench.refusal(Arc::new(Contract::fastest()), layer);

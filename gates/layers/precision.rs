@@ -1,18 +1,19 @@
 //! Subjects in BF16 and half: judged in their own precision, not passed as f32, and a mistake in
 //! them found in spite of the wider budgets.
 
+use k3_core::choice::Choice as _;
 use std::path::Path;
 
-use k3_verify::compare::Precision;
-use k3_verify::config::{MLA_NORM_EPS, RawConfig};
-use k3_verify::layers::judge::Judge;
-use k3_verify::reference::local::{Arithmetic, SubjectResidual};
-use k3_verify::reference::model::embed;
-use k3_verify::reference::mutants::mutants;
-use k3_verify::reference::rounding::{RoundedStages, kept_in, rounded_formulas};
-use k3_verify::reference::{AsComputed, Formulas, Model, Residual, Rows};
-use k3_verify::report::layers::Verdict;
-use k3_verify::stages::{Stage, StageDump, StageKey, StageValues};
+use k3_core::Precision;
+use k3_core::config::MLA_NORM_EPS;
+use k3_core::stages::{Stage, StageDump, StageKey, StageValues};
+use k3_gates::layers::judge::Judge;
+use k3_gates::report::layers::Verdict;
+use k3_reference::local::{Arithmetic, SubjectResidual};
+use k3_reference::model::embed;
+use k3_reference::mutants::mutants;
+use k3_reference::rounding::{RoundedStages, kept_in, rounded_formulas};
+use k3_reference::{AsComputed, Formulas, Model, Residual, Rows};
 use rayon::prelude::*;
 use safetensors::Dtype;
 
@@ -23,7 +24,7 @@ const IDS: [u32; 8] = [3, 17, 200, 5, 9, 44, 100, 7];
 /// An engine of that precision: the reference by these formulas, every stage stored in it. Fed in
 /// several calls, so that what is carried shows.
 fn subject(model: &Path, formulas: &Formulas, precision: Precision) -> Option<StageDump> {
-    let config = RawConfig::read(&model.join("config.json")).unwrap();
+    let config = k3_checkpoint::config::read(&model.join("config.json")).unwrap();
     let model = Model::open_with(model, &config, MLA_NORM_EPS, formulas).ok()?;
     let stages = RoundedStages(precision);
     let mut sequence = model.sequence_with(&stages);
@@ -121,7 +122,7 @@ fn a_dump_in_few_bits_passes_in_its_precision_and_in_no_finer_one() {
         let wrong = Formulas {
             combine: |outputs, weights, width| {
                 let even = vec![1.0 / weights.len() as f64; weights.len()];
-                (k3_verify::reference::RELEASED.combine)(outputs, &even, width)
+                (k3_reference::RELEASED.combine)(outputs, &even, width)
             },
             ..rounded_formulas(precision)
         };
@@ -153,7 +154,7 @@ const OUT_OF_SIGHT: [(&str, &str); 7] = [
 fn bf16_budgets_see_the_mutants_of_the_reference() {
     let tiny = Tiny::open();
     let folder = tiny.model();
-    let config = RawConfig::read(&folder.join("config.json")).unwrap();
+    let config = k3_checkpoint::config::read(&folder.join("config.json")).unwrap();
     let right = Model::open(&folder, &config, MLA_NORM_EPS).unwrap();
     let judge = Judge {
         config: &config,
@@ -194,7 +195,7 @@ fn bf16_budgets_see_the_mutants_of_the_reference() {
         }
     };
     let mutants = mutants();
-    let survives = |mutant: &k3_verify::reference::mutants::ReferenceMutant| {
+    let survives = |mutant: &k3_reference::mutants::ReferenceMutant| {
         let dump = subject(&folder, &mutant.formulas, Precision::Bf16)?;
         let fate = passes(&dump);
         println!("{}: {fate:?}", mutant.id);

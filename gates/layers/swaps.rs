@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use k3_verify::report::layers::Verdict;
+use k3_gates::report::layers::Verdict;
 
 use super::{Tiny, expect, report, text};
 
@@ -68,7 +68,7 @@ fn copy(from: &Path, to: &Path) {
 
 /// Exchanges the bytes of two tensors in a folder.
 fn swap(folder: &Path, one: &str, other: &str) {
-    use k3_verify::checkpoint::Checkpoint;
+    use k3_checkpoint::Checkpoint;
     use std::os::unix::fs::FileExt as _;
     let checkpoint = Checkpoint::open(folder).unwrap();
     let (a, b) = (checkpoint.tensor(one).unwrap(), checkpoint.tensor(other).unwrap());

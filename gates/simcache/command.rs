@@ -3,8 +3,8 @@
 use std::path::Path;
 use std::process::{Command, Output};
 
-use k3_verify::simcache::cache::{Requests, Reserve};
-use k3_verify::simcache::policy::PolicyName;
+use k3_cache::policy::PolicyName;
+use k3_cache::slot_table::{Requests, Reserve};
 
 use crate::make::{external, pairs, small_zipf};
 use crate::trace_v1::recorded;

@@ -3,14 +3,14 @@
 //! It was chosen on seeds 1000 and 2000; here are others. The table is kept as a snapshot: it is
 //! what the policy is worth on this family, and says nothing about real routing.
 
-use k3_verify::simcache::cache::{Requests, Reserve};
-use k3_verify::simcache::generator::{ZipfSpec, zipf};
-use k3_verify::simcache::optimum;
-use k3_verify::simcache::policy::PolicyName;
-use k3_verify::simcache::replay::replay;
-use k3_verify::simcache::shape::ModelShape;
-use k3_verify::simcache::stack_distance::{distances, lru_curve};
-use k3_verify::simcache::workload::{ByWindow, Window, Workload, sum_over};
+use k3_cache::policy::PolicyName;
+use k3_cache::shape::ModelShape;
+use k3_cache::slot_table::{Requests, Reserve};
+use k3_simcache::generator::{ZipfSpec, zipf};
+use k3_simcache::optimum;
+use k3_simcache::replay::replay;
+use k3_simcache::stack_distance::{distances, lru_curve};
+use k3_simcache::workload::{ByWindow, Window, Workload, sum_over};
 use rayon::prelude::*;
 
 use crate::reports::snapshot;

@@ -1,8 +1,8 @@
 //! Every way a trace can be wrong: one variant, one hostile input, one test named after it.
 
-use k3_verify::simcache::shape::ModelShape;
-use k3_verify::simcache::trace::v1::{HEADER_BYTES, Header, TraceWriter};
-use k3_verify::simcache::trace::{Outcome, Phase, TraceError, parse, read};
+use k3_cache::shape::ModelShape;
+use k3_cache::trace::v1::{HEADER_BYTES, Header, TraceWriter};
+use k3_cache::trace::{Outcome, Phase, TraceError, parse, read};
 use sha2::{Digest, Sha256};
 
 use crate::make::{SMALL, pairs};

@@ -1,8 +1,8 @@
 //! The measured ladder: exact with the measured engine's admission order, and what is wrong with
 //! a ladder is said by name.
 
-use k3_verify::simcache::measured::{LadderError, parse, read};
-use k3_verify::simcache::study::{StudyError, run};
+use k3_simcache::measured::{LadderError, parse, read};
+use k3_simcache::study::{StudyError, run};
 
 use crate::make::{external, flat, plan};
 use crate::published::real_trace;

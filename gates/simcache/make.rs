@@ -2,16 +2,16 @@
 
 use std::path::PathBuf;
 
-use k3_verify::simcache::cache::{Requests, Reserve};
-use k3_verify::simcache::forecast::{ASSUMED_DISK_RATE, Machine};
-use k3_verify::simcache::generator::{ZipfSpec, zipf};
-use k3_verify::simcache::order::Order;
-use k3_verify::simcache::policy::PolicyName;
-use k3_verify::simcache::replay::replay;
-use k3_verify::simcache::shape::ModelShape;
-use k3_verify::simcache::study::StudyPlan;
-use k3_verify::simcache::trace::{Trace, headerless};
-use k3_verify::simcache::workload::Workload;
+use k3_cache::policy::PolicyName;
+use k3_cache::shape::ModelShape;
+use k3_cache::slot_table::{Requests, Reserve};
+use k3_cache::trace::{Trace, headerless};
+use k3_simcache::forecast::{ASSUMED_DISK_RATE, Machine};
+use k3_simcache::generator::{ZipfSpec, zipf};
+use k3_simcache::order::Order;
+use k3_simcache::replay::replay;
+use k3_simcache::study::StudyPlan;
+use k3_simcache::workload::Workload;
 
 /// A model small enough to look at: 6 layers, 12 experts each, top-3.
 pub const SMALL: ModelShape = ModelShape {

@@ -3,12 +3,12 @@
 
 use std::time::{Duration, Instant};
 
-use k3_verify::report::svg::{
+use k3_render::svg::{
     Axis, BarChart, Colour, HeatMap, LineChart, Mark, Series, bar_chart, heat_map, line_chart,
     number,
 };
-use k3_verify::simcache::plots::plots;
-use k3_verify::simcache::study::run;
+use k3_simcache::plots::plots;
+use k3_simcache::study::run;
 
 use crate::make::{flat, plan, small_zipf};
 use crate::reports::{kept_report, snapshot};

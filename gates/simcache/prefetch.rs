@@ -1,16 +1,17 @@
 //! Reading ahead against a second count made with plain lists, and what real routing says of it.
 
+use k3_core::choice::Choice as _;
 use std::collections::BTreeMap;
 
-use k3_verify::simcache::cache::{Requests, Reserve};
-use k3_verify::simcache::forecast::{K3_FIXED_BYTES, K3_TRUNK_BYTES, Machine};
-use k3_verify::simcache::policy::PolicyName;
-use k3_verify::simcache::prefetch::{Predictor, PrefetchCounts, PrefetchPlan, Scale, replay};
-use k3_verify::simcache::study::run;
-use k3_verify::simcache::tables::{columns, prefetch_table};
-use k3_verify::simcache::text::text;
-use k3_verify::simcache::trace::{Demand, Phase, Trace};
-use k3_verify::simcache::workload::{Window, Workload};
+use k3_cache::policy::PolicyName;
+use k3_cache::slot_table::{Requests, Reserve};
+use k3_cache::trace::{Demand, Phase, Trace};
+use k3_simcache::forecast::{K3_FIXED_BYTES, K3_TRUNK_BYTES, Machine};
+use k3_simcache::prefetch::{Predictor, PrefetchCounts, PrefetchPlan, Scale, replay};
+use k3_simcache::study::run;
+use k3_simcache::tables::{columns, prefetch_table};
+use k3_simcache::text::text;
+use k3_simcache::workload::{Window, Workload};
 
 use crate::make::{SMALL, plan as study_plan, small_zipf};
 use crate::published::decode_order;
@@ -173,7 +174,7 @@ fn plain_lists_count_the_same() {
 fn the_bound_waits_for_nothing() {
     let trace = small_zipf(7);
     let workload = Workload::new(&trace, Requests::Batch);
-    for policy in PolicyName::ALL {
+    for &policy in PolicyName::ALL {
         let bound = plan(Predictor::Perfect, 12);
         let counts = replay(&workload, 20, policy, Reserve::Late, bound, Window::DECODE).unwrap();
         assert_eq!(counts.demand_misses, 0, "{policy:?}");

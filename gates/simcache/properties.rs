@@ -1,17 +1,19 @@
 //! What holds on any trace.
 
-use k3_verify::simcache::cache::{Requests, Reserve};
-use k3_verify::simcache::generator::from_rows;
-use k3_verify::simcache::optimum::{self, Admission};
-use k3_verify::simcache::order::{Recognition, recognise, relinearise};
-use k3_verify::simcache::policy::PolicyName;
-use k3_verify::simcache::recorded_run;
-use k3_verify::simcache::replay::replay;
-use k3_verify::simcache::shape::ModelShape;
-use k3_verify::simcache::stack_distance::{distances, lru_curve};
-use k3_verify::simcache::trace::v1::MAGIC;
-use k3_verify::simcache::trace::{Trace, headerless, parse};
-use k3_verify::simcache::workload::{WINDOW_COUNT, Workload};
+use k3_cache::policy::PolicyName;
+use k3_cache::shape::ModelShape;
+use k3_cache::slot_table::{Requests, Reserve};
+use k3_cache::trace::v1::MAGIC;
+use k3_cache::trace::{Trace, headerless, parse};
+use k3_core::choice::Choice as _;
+use k3_simcache::generator::from_rows;
+use k3_simcache::optimum;
+use k3_simcache::optimum::Admission;
+use k3_simcache::order::{Recognition, recognise, relinearise};
+use k3_simcache::recorded_run;
+use k3_simcache::replay::replay;
+use k3_simcache::stack_distance::{distances, lru_curve};
+use k3_simcache::workload::{WINDOW_COUNT, Workload};
 use proptest::prelude::*;
 
 use crate::make::{hits, recomputed};
@@ -42,7 +44,7 @@ fn any_requests() -> impl Strategy<Value = Trace> {
 /// Passes through the layers: a prompt of 1..=3 positions and 1..=6 single ones.
 fn any_decode() -> impl Strategy<Value = (Trace, u32)> {
     (any_shape(), 1_u32..=3, 1_u32..=6, any::<u64>()).prop_map(|(shape, prefill, decode, seed)| {
-        let mut generator = k3_verify::simcache::random::SplitMix64::new(seed);
+        let mut generator = k3_core::random::SplitMix64::new(seed);
         let mut row = || {
             let mut experts: Vec<u32> = (0..shape.experts_per_layer).collect();
             generator.shuffle(&mut experts);
@@ -106,7 +108,7 @@ proptest! {
         let workload = Workload::new(&trace, requests);
         let slots = workload.largest_group + extra;
         let optimum: u64 = optimum::replay(&workload, slots, Admission::Forced).iter().sum();
-        for name in PolicyName::ALL {
+        for &name in PolicyName::ALL {
             for reserve in [Reserve::Late, Reserve::Early] {
                 let policy = name.build(&workload.shape, slots);
                 let hits: u64 = replay(&workload, slots, policy, reserve).unwrap().iter().sum();
@@ -137,7 +139,7 @@ proptest! {
     ) {
         let workload = Workload::new(&trace, requests);
         let distinct = trace.distinct_count();
-        for name in PolicyName::ALL {
+        for &name in PolicyName::ALL {
             let expected = workload.request_count() - distinct as u64;
             prop_assert_eq!(hits(&workload, distinct, name), expected);
         }
@@ -149,7 +151,7 @@ proptest! {
         let workload = Workload::new(&trace, Requests::Union);
         let optimum: u64 = optimum::replay(&workload, slots, Admission::Forced).iter().sum();
         prop_assert!(optimum <= workload.request_count());
-        for name in PolicyName::ALL {
+        for &name in PolicyName::ALL {
             prop_assert!(hits(&workload, slots, name) <= optimum, "{name:?}");
         }
     }
@@ -157,7 +159,7 @@ proptest! {
     /// One trace after another: requests add up, and a warm cache is never worse for LRU.
     #[test]
     fn joined_traces_are_consistent((first, _) in any_decode(), seed in any::<u64>()) {
-        let mut generator = k3_verify::simcache::random::SplitMix64::new(seed);
+        let mut generator = k3_core::random::SplitMix64::new(seed);
         let experts = first.shape.expert_count() as u64;
         let requests: Vec<u32> = (0..40).map(|_| generator.below(experts) as u32).collect();
         let second = headerless::from_requests(requests, &first.shape);

@@ -3,21 +3,22 @@
 use std::collections::BTreeSet;
 use std::path::Path;
 
-use k3_verify::simcache::cache::{Requests, Reserve};
-use k3_verify::simcache::forecast::{K3_FIXED_BYTES, K3_TRUNK_BYTES};
-use k3_verify::simcache::generator;
-use k3_verify::simcache::measured;
-use k3_verify::simcache::optimum::{self, Admission};
-use k3_verify::simcache::order::{Recognition, mark_steps, recognise, relinearise};
-use k3_verify::simcache::plots::plots;
-use k3_verify::simcache::policy::PolicyName;
-use k3_verify::simcache::replay::replay;
-use k3_verify::simcache::shape::ModelShape;
-use k3_verify::simcache::stack_distance;
-use k3_verify::simcache::study;
-use k3_verify::simcache::text::text;
-use k3_verify::simcache::trace::{Trace, read};
-use k3_verify::simcache::workload::{Window, Workload, sum_over};
+use k3_cache::policy::PolicyName;
+use k3_cache::shape::ModelShape;
+use k3_cache::slot_table::{Requests, Reserve};
+use k3_cache::trace::{Trace, read};
+use k3_simcache::forecast::{K3_FIXED_BYTES, K3_TRUNK_BYTES};
+use k3_simcache::generator;
+use k3_simcache::measured;
+use k3_simcache::optimum;
+use k3_simcache::optimum::Admission;
+use k3_simcache::order::{Recognition, mark_steps, recognise, relinearise};
+use k3_simcache::plots::plots;
+use k3_simcache::replay::replay;
+use k3_simcache::stack_distance;
+use k3_simcache::study;
+use k3_simcache::text::text;
+use k3_simcache::workload::{Window, Workload, sum_over};
 
 use crate::make::{external, hits};
 

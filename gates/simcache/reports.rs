@@ -1,11 +1,11 @@
 //! Reports as snapshots, under `reports/simcache/`: text and JSON of a generated trace, without
 //! what changes from run to run.
 
-use k3_verify::report::json;
-use k3_verify::simcache::forecast::Budget;
-use k3_verify::simcache::report::{Provenance, Report};
-use k3_verify::simcache::study::run;
-use k3_verify::simcache::text::text;
+use k3_render::json;
+use k3_simcache::forecast::Budget;
+use k3_simcache::report::{Provenance, Report};
+use k3_simcache::study::run;
+use k3_simcache::text::text;
 
 use crate::make::{plan, recomputed, small_zipf};
 
@@ -36,7 +36,7 @@ pub fn kept_report() -> Report {
                   12\t9\t1\t0.0\t12.9\t15.0\n\
                   24\t20\t2\t46.67\t9.5\t8.0\n\
                   36\t30\t4\t53.3\t8.4\t7.0\n";
-    plan.ladder = Some(k3_verify::simcache::measured::parse(ladder).unwrap());
+    plan.ladder = Some(k3_simcache::measured::parse(ladder).unwrap());
     run(vec![recomputed(&trace, 4, 16)], &plan).unwrap()
 }
 

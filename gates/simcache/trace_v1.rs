@@ -1,13 +1,14 @@
 //! Trace v1: what is written is read back; a recorded run is reproduced decision by decision.
 
-use k3_verify::simcache::cache::{Requests, Reserve, SlotTable};
-use k3_verify::simcache::policy::PolicyName;
-use k3_verify::simcache::recorded_run;
-use k3_verify::simcache::replay::serve_group;
-use k3_verify::simcache::shape::ModelShape;
-use k3_verify::simcache::trace::v1::{Header, TraceWriter};
-use k3_verify::simcache::trace::{Decision, Phase, Trace, csv, parse};
-use k3_verify::simcache::workload::Workload;
+use k3_cache::policy::PolicyName;
+use k3_cache::shape::ModelShape;
+use k3_cache::slot_table::{Requests, Reserve, SlotTable};
+use k3_cache::trace::v1::{Header, TraceWriter};
+use k3_cache::trace::{Decision, Phase, Trace, csv, parse};
+use k3_core::choice::Choice as _;
+use k3_simcache::recorded_run;
+use k3_simcache::replay::serve_group;
+use k3_simcache::workload::Workload;
 
 use crate::make::{SMALL, small_zipf};
 
@@ -24,7 +25,7 @@ pub fn recorded(
         slot_count: slots as u32,
         requests: Some(requests),
         reserve: Some(reserve),
-        policy: policy.as_str().to_string(),
+        policy: policy.name().to_string(),
         trunk_bytes: 1000,
         checkpoint_identity: [7; 32],
         ..Header::of_shape(trace.shape)
@@ -92,7 +93,7 @@ fn what_is_written_is_read_back() {
 #[test]
 fn a_recorded_run_is_reproduced_exactly_with_every_policy_and_unit() {
     let trace = small_zipf(4);
-    for policy in PolicyName::ALL {
+    for &policy in PolicyName::ALL {
         for requests in [Requests::Single, Requests::Batch, Requests::Union] {
             for reserve in [Reserve::Late, Reserve::Early] {
                 let every = if requests == Requests::Batch { 5 } else { 0 };

@@ -1,16 +1,18 @@
 //! Group F of the trials: what went wrong in other caches and simulators, tried here.
 
-use k3_verify::simcache::cache::{CacheError, Requests, Reserve, SlotTable};
-use k3_verify::simcache::generator;
-use k3_verify::simcache::optimum::{self, Admission};
-use k3_verify::simcache::policy::{Policy, PolicyName};
-use k3_verify::simcache::random::SplitMix64;
-use k3_verify::simcache::replay::replay;
-use k3_verify::simcache::shape::ModelShape;
-use k3_verify::simcache::stack_distance::{distances, lru_curve};
-use k3_verify::simcache::study::{StudyError, run};
-use k3_verify::simcache::trace::{Outcome, Trace, TraceError, headerless, parse};
-use k3_verify::simcache::workload::Workload;
+use k3_cache::policy::{Policy, PolicyName};
+use k3_cache::shape::ModelShape;
+use k3_cache::slot_table::{CacheError, Requests, Reserve, SlotTable};
+use k3_cache::trace::{Outcome, Trace, TraceError, headerless, parse};
+use k3_core::choice::Choice as _;
+use k3_core::random::SplitMix64;
+use k3_simcache::generator;
+use k3_simcache::optimum;
+use k3_simcache::optimum::Admission;
+use k3_simcache::replay::replay;
+use k3_simcache::stack_distance::{distances, lru_curve};
+use k3_simcache::study::{StudyError, run};
+use k3_simcache::workload::Workload;
 
 use crate::make::{FLAT, SMALL, flat, hits, pairs, plan, small_zipf};
 use crate::published::real_trace;
@@ -59,7 +61,7 @@ fn f03_a_cache_of_no_slots_is_refused_and_victims_never_depend_on_hashing() {
     let workload = single(&flat(&[1, 1, 2]));
     assert_eq!(best(&workload, 0, Admission::Forced), 0);
     let trace = small_zipf(5);
-    for name in PolicyName::ALL {
+    for &name in PolicyName::ALL {
         assert_eq!(victims(&trace, name), victims(&trace, name), "{name:?}");
     }
 }
@@ -71,12 +73,12 @@ fn victims(trace: &Trace, name: PolicyName) -> Vec<u32> {
     let mut table = SlotTable::new(trace.shape.expert_count(), 10, policy).unwrap();
     let mut victims = Vec::new();
     for group in &workload.groups {
-        let note = |served: k3_verify::simcache::cache::Served| {
+        let note = |served: k3_cache::slot_table::Served| {
             if let Outcome::LoadedOver(victim) = served.outcome {
                 victims.push(victim);
             }
         };
-        k3_verify::simcache::replay::serve_group(&mut table, &workload, group, Reserve::Late, note)
+        k3_simcache::replay::serve_group(&mut table, &workload, group, Reserve::Late, note)
             .unwrap();
     }
     assert!(!victims.is_empty());
@@ -87,7 +89,7 @@ fn victims(trace: &Trace, name: PolicyName) -> Vec<u32> {
 fn f04_layer_0_expert_0_first_is_a_miss() {
     let trace = parse(&pairs(&[(0, 0), (0, 0)]), &ModelShape::K3).unwrap();
     let workload = single(&trace);
-    for name in PolicyName::ALL {
+    for &name in PolicyName::ALL {
         assert_eq!(hits(&workload, 4, name), 1, "{name:?}: only the second is a hit");
     }
     assert_eq!(best(&workload, 4, Admission::Forced), 1);
@@ -123,7 +125,7 @@ fn f05_a_filter_recomputes_next_uses() {
 #[test]
 fn f06_loading_a_batchs_misses_never_evicts_its_own_hits() {
     // A naive order evicts 1, the oldest, while loading 4.
-    for name in PolicyName::ALL {
+    for &name in PolicyName::ALL {
         let mut table = SlotTable::new(64, 3, name.build(&FLAT, 3)).unwrap();
         table.serve(&[1, 2, 3], Reserve::Late, |_| {}).unwrap();
         let mut served = Vec::new();
@@ -158,7 +160,7 @@ fn f07_an_expert_twice_in_one_list_is_one_read_and_two_uses() {
     for requests in [Requests::Single, Requests::Batch] {
         let workload = Workload::new(&trace, requests);
         assert_eq!(workload.request_count(), 4);
-        for name in PolicyName::ALL {
+        for &name in PolicyName::ALL {
             assert_eq!(hits(&workload, 4, name), 1, "{name:?} {requests:?}");
         }
         assert_eq!(best(&workload, 4, Admission::Forced), 1);
@@ -173,7 +175,7 @@ fn f07_an_expert_twice_in_one_list_is_one_read_and_two_uses() {
 fn f08_the_bound_is_enforced_at_every_step() {
     let trace = small_zipf(2);
     let workload = Workload::new(&trace, Requests::Batch);
-    for name in PolicyName::ALL {
+    for &name in PolicyName::ALL {
         let slots = 4;
         let mut table =
             SlotTable::new(SMALL.expert_count(), slots, name.build(&SMALL, slots)).unwrap();
@@ -252,7 +254,7 @@ fn a_policy_that_gives_away_a_slot_in_use_is_caught() {
     impl Policy for Careless {
         fn inserted(&mut self, _slot: u32, _expert: u32) {}
         fn used(&mut self, _slot: u32, _fresh: bool) {}
-        fn victim(&mut self, _: u32, _: &k3_verify::simcache::cache::InUse) -> u32 {
+        fn victim(&mut self, _: u32, _: &k3_cache::slot_table::InUse) -> u32 {
             0
         }
     }

@@ -1,22 +1,24 @@
 //! The expert cache: bounds, failing reads, counters against a replay of the run's own trace.
 
+use k3_core::choice::Choice as _;
 use std::fs::File;
 use std::sync::{Arc, Mutex};
 
 use super::make::{
     EXPERTS, TOP_K, Unreadable, engine_of, feed, ids, open, resident, streamed, tiny,
 };
-use k3_verify::model::{Contract, EngineOptions, EngineSequence, ExpertSource};
-use k3_verify::simcache::cache::{Requests, Reserve};
-use k3_verify::simcache::policy::PolicyName;
-use k3_verify::simcache::recorded_run;
-use k3_verify::simcache::trace::Phase;
-use k3_verify::simcache::trace::v1::{self, Header};
-use k3_verify::stream::experts::{ExpertCache, ExpertStore, sizes, slot_bytes};
-use k3_verify::stream::habits::Careful;
-use k3_verify::stream::read::BlockFile;
-use k3_verify::stream::recorder::Recorder;
-use k3_verify::stream::runs::{Run, open_shards};
+use k3_cache::policy::PolicyName;
+use k3_cache::slot_table::{Requests, Reserve};
+use k3_cache::trace::Phase;
+use k3_cache::trace::v1;
+use k3_cache::trace::v1::Header;
+use k3_engine::model::{Contract, EngineOptions, EngineSequence, ExpertSource};
+use k3_engine::stream::experts::{ExpertCache, ExpertStore, sizes, slot_bytes};
+use k3_engine::stream::habits::Careful;
+use k3_engine::stream::read::BlockFile;
+use k3_engine::stream::recorder::Recorder;
+use k3_engine::stream::runs::{Run, open_shards};
+use k3_simcache::recorded_run;
 
 /// A sink that can be looked into afterwards.
 #[derive(Clone, Default)]
@@ -50,12 +52,12 @@ impl std::io::Write for Full {
     }
 }
 
-fn header(shape: &k3_verify::model::Shape, slots: usize, policy: PolicyName) -> Header {
+fn header(shape: &k3_engine::model::Shape, slots: usize, policy: PolicyName) -> Header {
     Header {
         slot_count: slots as u32,
         requests: Some(Requests::Union),
         reserve: Some(Reserve::Late),
-        policy: policy.as_str().to_owned(),
+        policy: policy.name().to_owned(),
         ..Header::of_shape(sizes(shape))
     }
 }
@@ -69,7 +71,7 @@ fn counters_are_those_of_a_replay_of_the_runs_trace() {
     let ids = &ids("full_ids")[..9];
     let expected = feed(&super::make::engine(&files, &resident()), ids);
     for slots in [TOP_K, TOP_K + 1, 7, EXPERTS / 2, EXPERTS] {
-        for policy in PolicyName::ALL {
+        for &policy in PolicyName::ALL {
             // Chunks cut the unions; that is the same for every policy.
             let both = policy == PolicyName::LayerCycle;
             for chunk_tokens in if both { vec![3, 32] } else { vec![3] } {
@@ -226,7 +228,7 @@ fn e11_no_scratch_is_read_before_it_is_written() {
         buffer.fill(f32::NAN);
     }
     let mut state = engine.state();
-    let mut sink = k3_verify::stages::NoStages;
+    let mut sink = k3_core::stages::NoStages;
     let logits = engine.feed(&mut work, &mut state, ids, &mut sink).unwrap();
     assert!(super::make::bits(&logits) == expected);
 }

@@ -5,10 +5,10 @@ use std::os::unix::fs::FileExt as _;
 use std::path::Path;
 
 use super::make::{expect, generate, open, text, tiny};
-use k3_verify::checkpoint::shard::READ_CALL_BYTES;
-use k3_verify::stream::blocks::BLOCK_BYTES;
-use k3_verify::stream::read::BlockFile;
-use k3_verify::stream::runs::{Run, Stretch};
+use k3_checkpoint::shard::READ_CALL_BYTES;
+use k3_engine::stream::blocks::BLOCK_BYTES;
+use k3_engine::stream::read::BlockFile;
+use k3_engine::stream::runs::{Run, Stretch};
 
 /// E01: systems cut a read at 0x7ffff000 bytes or refuse it. Requests stay far below, they cover
 /// the tensor without a gap, and its last bytes arrive. (The memory is not touched between.)
@@ -47,13 +47,13 @@ fn e01_a_tensor_above_two_gib_arrives_in_pieces() {
 #[test]
 fn e02_requests_are_aligned_wherever_tensors_begin() {
     let files = open(&tiny(), None);
-    let shards = k3_verify::stream::runs::open_shards(&files.checkpoint, true).unwrap();
+    let shards = k3_engine::stream::runs::open_shards(&files.checkpoint, true).unwrap();
     let mut crooked = 0;
     for layer in 0..files.shape.layers.len() {
         let ids: Vec<_> = files.binding.layer_tensors(layer).map(|(_, id)| id).collect();
         let run = Run::of(&files.checkpoint, &ids);
         crooked += usize::from(!run.stretches[0].offset.is_multiple_of(4096));
-        let mut buffer = k3_verify::stream::blocks::Buffer::zeroed(run.buffer_bytes());
+        let mut buffer = k3_engine::stream::blocks::Buffer::zeroed(run.buffer_bytes());
         for job in run.jobs(&shards, buffer.bytes_mut()) {
             assert_eq!(job.offset % 4096, 0);
             assert_eq!(job.buffer.len() % 4096, 0);

@@ -10,7 +10,7 @@ use std::time::Duration;
 use rustix::process::{Pid, Signal, kill_process};
 
 use super::make::{binary, expect, generate, text, tiny, typed};
-use k3_verify::stream::pack::{MANIFEST, Pack};
+use k3_engine::stream::pack::{MANIFEST, Pack};
 
 /// Ids asked for where the run is not to come to its end by itself.
 const MANY: &str = "200000";

@@ -2,12 +2,12 @@
 
 use std::path::Path;
 
-use k3_verify::config::MLA_NORM_EPS;
-use k3_verify::gates::checks::invariance::however_run;
-use k3_verify::gates::context::Context;
-use k3_verify::gates::evidence::EvidenceSet;
-use k3_verify::gates::outcome::Verdict;
-use k3_verify::gates::subjects;
+use k3_core::config::MLA_NORM_EPS;
+use k3_gates::checks::invariance::however_run;
+use k3_gates::context::Context;
+use k3_gates::evidence::EvidenceSet;
+use k3_gates::outcome::Verdict;
+use k3_gates::subjects;
 
 /// A ring slot overwritten in use, a cache slot given out twice, a stale read published: each is
 /// right in memory, and `invariance` alone can tell.

@@ -7,15 +7,15 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
 use super::make::{LAYERS, Unreadable, bits, engine, feed, ids, open, resident, streamed, tiny};
-use k3_verify::host::interrupt::Interrupt;
-use k3_verify::kernels::threads::Threads;
-use k3_verify::model::{Contract, EngineSequence, LayerSource};
-use k3_verify::stream::habits::Careful;
-use k3_verify::stream::layers::{StreamedLayers, Trunk};
-use k3_verify::stream::read::{BlockFile, ReadAt};
-use k3_verify::stream::runs::{Run, open_shards};
+use k3_core::host::interrupt::Interrupt;
+use k3_engine::kernels::threads::Threads;
+use k3_engine::model::{Contract, EngineSequence, LayerSource};
+use k3_engine::stream::habits::Careful;
+use k3_engine::stream::layers::{StreamedLayers, Trunk};
+use k3_engine::stream::read::{BlockFile, ReadAt};
+use k3_engine::stream::runs::{Run, open_shards};
 
-fn runs() -> (Vec<Run>, k3_verify::stream::ModelFiles) {
+fn runs() -> (Vec<Run>, k3_engine::stream::ModelFiles) {
     let files = open(&tiny(), None);
     let run = |layer| {
         let prefix = format!("language_model.model.layers.{layer}.");
@@ -193,5 +193,5 @@ fn e10_a_delay_of_the_disk_is_reported() {
 #[test]
 fn more_threads_than_requests() {
     let threads = Threads::new(8).unwrap();
-    k3_verify::stream::read::read_all(&threads, Vec::new()).unwrap();
+    k3_engine::stream::read::read_all(&threads, Vec::new()).unwrap();
 }

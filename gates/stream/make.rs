@@ -5,12 +5,12 @@ use std::path::{Path, PathBuf};
 use std::process::{Command, Output};
 use std::sync::Arc;
 
-use k3_verify::host::interrupt::Interrupt;
-use k3_verify::model::{Contract, EngineOptions, EngineSequence};
-use k3_verify::simcache::policy::PolicyName;
-use k3_verify::stream::habits::Careful;
-use k3_verify::stream::read::ReadAt;
-use k3_verify::stream::{ModelFiles, StreamOptions, StreamedEngine};
+use k3_cache::policy::PolicyName;
+use k3_core::host::interrupt::Interrupt;
+use k3_engine::model::{Contract, EngineOptions, EngineSequence};
+use k3_engine::stream::habits::Careful;
+use k3_engine::stream::read::ReadAt;
+use k3_engine::stream::{ModelFiles, StreamOptions, StreamedEngine};
 
 /// Layers of the tiny oracle, and its experts (12 MoE layers of 8, top-2).
 pub const LAYERS: usize = 13;

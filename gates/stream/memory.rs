@@ -3,11 +3,10 @@
 use std::path::Path;
 
 use super::make::{expect, generate, open, text, tiny};
-use k3_verify::checkpoint::ModelShape;
-use k3_verify::checkpoint::plan::visit_layer;
-use k3_verify::config::RawConfig;
-use k3_verify::memory::{Demand, Wishes, trunk};
-use k3_verify::model::{AttentionKind, Contract, Shape, State};
+use k3_checkpoint::ModelShape;
+use k3_checkpoint::plan::visit_layer;
+use k3_engine::memory::{Demand, Wishes, trunk};
+use k3_engine::model::{AttentionKind, Contract, Shape, State};
 
 fn demand(positions: usize) -> Demand {
     let mut demand = open(&tiny(), None).demand(positions, 8);
@@ -130,7 +129,7 @@ fn released_sizes_pin_more_largest_first() {
         return;
     };
     let config = Path::new(&root).join("kimi-k3-released/config.json");
-    let raw = RawConfig::read(&config).unwrap();
+    let raw = k3_checkpoint::config::read(&config).unwrap();
     let shape = Shape::derive(&Contract::default(), &raw).unwrap();
     assert_eq!(shape.cache_width(), 576);
     let model = ModelShape::derive(&raw).unwrap();

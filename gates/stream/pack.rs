@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::make::{
     binary, copy_folder, engine, expect, feed, ids, open, resident, streamed, text, tiny,
 };
-use k3_verify::stream::pack::{MANIFEST, Pack, PackError, pack};
+use k3_engine::stream::pack::{MANIFEST, Pack, PackError, pack};
 
 fn packed(model: &Path) -> tempfile::TempDir {
     let folder = tempfile::tempdir().unwrap();
@@ -213,7 +213,7 @@ fn scattered() -> (tempfile::TempDir, PathBuf) {
     let folder = tempfile::tempdir().unwrap();
     let model = folder.path().join("model");
     fs::create_dir_all(&model).unwrap();
-    let checkpoint = k3_verify::checkpoint::Checkpoint::open(&tiny()).unwrap();
+    let checkpoint = k3_checkpoint::Checkpoint::open(&tiny()).unwrap();
     fs::copy(tiny().join("config.json"), model.join("config.json")).unwrap();
     let mut tensors: Vec<_> = checkpoint.tensors().collect();
     // One tensor of layer 3 goes to the front of the file.
@@ -227,13 +227,13 @@ fn scattered() -> (tempfile::TempDir, PathBuf) {
         tensors.iter().map(|info| checkpoint.read(info.name).unwrap()).collect();
     let specs: Vec<_> = tensors
         .iter()
-        .map(|info| k3_verify::checkpoint::write::TensorSpec {
+        .map(|info| k3_checkpoint::write::TensorSpec {
             name: info.name,
             dtype: info.dtype,
             shape: info.shape,
         })
         .collect();
-    k3_verify::checkpoint::write::write_safetensors_with(
+    k3_checkpoint::write::write_safetensors_with(
         &model.join("model.safetensors"),
         &specs,
         &[],

@@ -10,9 +10,9 @@ use super::make::{
     binary, bits, engine, engine_of, expect, feed, generate, ids, open, resident, streamed, text,
     tiny, typed,
 };
-use k3_verify::checkpoint::identity::Identity;
-use k3_verify::generate::state_file::{Header, SavedState, save};
-use k3_verify::model::{EngineOptions, EngineSequence};
+use k3_checkpoint::identity::Identity;
+use k3_engine::generate::state_file::{Header, SavedState, save};
+use k3_engine::model::{EngineOptions, EngineSequence};
 
 /// G04: rows are added one position at a time, and a cache that was made large enough at once has
 /// the same bits as one that grows, at and around a step of growth.
@@ -77,7 +77,7 @@ fn saved(folder: &Path) -> (PathBuf, Header) {
 
 fn loaded(path: &Path, ours: &Header) -> Result<(), String> {
     let files = open(&tiny(), None);
-    let mut state = k3_verify::model::State::new(&files.shape);
+    let mut state = k3_engine::model::State::new(&files.shape);
     let saved = SavedState::open(path).map_err(|error| error.to_string())?;
     saved.check(ours).map_err(|error| error.to_string())?;
     let read = saved.load_into(&mut state).map_err(|error| error.to_string());
@@ -127,7 +127,7 @@ fn g05_every_bad_state_is_refused() {
     let mut long = header.clone();
     (long.position, long.ids) = (100_000, vec![0; 100_000]);
     let files = open(&tiny(), None);
-    let mut state = k3_verify::model::State::new(&files.shape);
+    let mut state = k3_engine::model::State::new(&files.shape);
     for cache in &mut state.mla {
         cache.rows = vec![0.0; 100_000 * files.shape.cache_width()];
     }

@@ -11,7 +11,7 @@ pub fn widen_vocabulary(from: &Path, to: &Path, vocabulary: usize) {
     let mut config: serde_json::Value = serde_json::from_str(&config).unwrap();
     config["text_config"]["vocab_size"] = vocabulary.into();
     std::fs::write(to.join("config.json"), config.to_string()).unwrap();
-    let checkpoint = k3_verify::checkpoint::Checkpoint::open(from).unwrap();
+    let checkpoint = k3_checkpoint::Checkpoint::open(from).unwrap();
     let mut header = serde_json::Map::new();
     let (mut at, mut places) = (0, Vec::new());
     for info in checkpoint.tensors() {

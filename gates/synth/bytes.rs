@@ -2,9 +2,8 @@
 
 use std::os::unix::fs::MetadataExt as _;
 
-use k3_verify::checkpoint::names::EXPERT_ROLES;
-use k3_verify::checkpoint::{Binding, Checkpoint, Dtype, Role, TensorId};
-use k3_verify::config::RawConfig;
+use k3_checkpoint::names::EXPERT_ROLES;
+use k3_checkpoint::{Binding, Checkpoint, Dtype, Role, TensorId};
 
 use super::{expect, files};
 
@@ -103,7 +102,7 @@ fn the_layout_is_that_of_the_release() {
     let folder = tempfile::tempdir().unwrap();
     expect(folder.path(), "--probe 0 --shape kernel", 0);
     let checkpoint = Checkpoint::open(folder.path()).unwrap();
-    let config = RawConfig::read(&folder.path().join("config.json")).unwrap();
+    let config = k3_checkpoint::config::read(&folder.path().join("config.json")).unwrap();
     let binding = Binding::bind(&checkpoint, &config).unwrap();
     assert!(checkpoint.has_index() && checkpoint.notes().is_empty());
     assert_eq!(binding.bound_count(), checkpoint.len() - 2, "layer 0 has two unused weights");

@@ -4,12 +4,12 @@
 use std::path::Path;
 use std::sync::Arc;
 
-use k3_verify::checkpoint::Checkpoint;
-use k3_verify::config::{MLA_NORM_EPS, RawConfig};
-use k3_verify::model::{Contract, Engine, EngineOptions, EngineSequence};
-use k3_verify::reference::local::{Arithmetic, LocalValues, recompute};
-use k3_verify::reference::{Model, StageHook};
-use k3_verify::stages::{NoStages, Stage, StageDump, StageKey};
+use k3_checkpoint::Checkpoint;
+use k3_core::config::{MLA_NORM_EPS, RawConfig};
+use k3_core::stages::{NoStages, Stage, StageDump, StageKey};
+use k3_engine::model::{Contract, Engine, EngineOptions, EngineSequence};
+use k3_reference::local::{Arithmetic, LocalValues, recompute};
+use k3_reference::{Model, StageHook};
 
 use super::expect;
 
@@ -73,8 +73,8 @@ fn beyond(model: &Model, dump: &StageDump, ids: &[u32]) -> Vec<StageKey> {
 /// Logits of a dump, engine or reference.
 fn logits(dump: &StageDump) -> Vec<f64> {
     match &dump.tensors[&StageKey::model(Stage::Logits)].values {
-        k3_verify::stages::StageValues::Real(values) => values.clone(),
-        k3_verify::stages::StageValues::Ids(_) => panic!("logits are numbers"),
+        k3_core::stages::StageValues::Real(values) => values.clone(),
+        k3_core::stages::StageValues::Ids(_) => panic!("logits are numbers"),
     }
 }
 
@@ -90,7 +90,7 @@ fn engine_agrees(arguments: &str, count: u32) {
     let folder = tempfile::tempdir().unwrap();
     let out = folder.path();
     expect(out, &format!("--probe 0 {arguments}"), 0);
-    let config = RawConfig::read(&out.join("config.json")).unwrap();
+    let config = k3_checkpoint::config::read(&out.join("config.json")).unwrap();
     let model = Model::open(out, &config, MLA_NORM_EPS).unwrap();
     let ids = ids(count, config.vocab_size);
     let dump = engine_dump(out, &config, &ids, MLA_NORM_EPS);

@@ -4,9 +4,8 @@ use std::io::Read as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::{Path, PathBuf};
 
-use k3_verify::checkpoint::index::ShardIndex;
-use k3_verify::checkpoint::{Binding, Checkpoint, UnusedClass};
-use k3_verify::config::RawConfig;
+use k3_checkpoint::index::ShardIndex;
+use k3_checkpoint::{Binding, Checkpoint, UnusedClass};
 
 use super::expect;
 
@@ -38,7 +37,7 @@ fn the_replica_has_the_published_sizes_and_takes_no_space() {
     let total: u64 = (0..96).map(size).sum();
     assert_eq!((checkpoint.shards().len(), checkpoint.len()), (96, 497_220));
     assert_eq!((total, checkpoint.tensor_bytes()), (1_560_936_091_448, 1_560_860_324_864));
-    let config = RawConfig::read(&out.join("config.json")).unwrap();
+    let config = k3_checkpoint::config::read(&out.join("config.json")).unwrap();
     let binding = Binding::bind(&checkpoint, &config).unwrap();
     let unused = binding.unused_counts();
     let vision = [UnusedClass::VisionTower, UnusedClass::MmProjector].map(|class| unused[&class]);
@@ -57,7 +56,7 @@ fn the_replica_has_the_published_sizes_and_takes_no_space() {
     }
     assert_eq!(compared, 96);
     assert_eq!(
-        RawConfig::read(&released.join("config.json")).unwrap(),
+        k3_checkpoint::config::read(&released.join("config.json")).unwrap(),
         config,
         "every field that this program reads"
     );

@@ -4,7 +4,7 @@ use std::io::{Read as _, Write as _};
 use std::path::Path;
 use std::process::{Command, Output, Stdio};
 
-use k3_verify::text::{K3_RANKS, UNICODE_VERSION};
+use k3_text::{K3_RANKS, UNICODE_VERSION};
 use serde_json::Value;
 
 use super::make::{bytes_and, rank_file, write_folder};

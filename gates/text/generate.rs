@@ -7,8 +7,8 @@ use std::os::unix::fs::FileExt as _;
 use std::path::PathBuf;
 use std::process::{Command, Stdio};
 
-use k3_verify::checkpoint::Checkpoint;
-use k3_verify::text::{K3_RANKS, K3_VOCABULARY, Special};
+use k3_checkpoint::Checkpoint;
+use k3_text::{K3_RANKS, K3_VOCABULARY, Special};
 use serde_json::Value;
 
 use super::make::{built_in, bytes_and, plain, rank_file, write_folder};

@@ -7,7 +7,7 @@ use std::sync::OnceLock;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use k3_verify::text::{K3_RANKS, Markers, RankTable, Special, TextError, Tokenizer};
+use k3_text::{K3_RANKS, Markers, RankTable, Special, TextError, Tokenizer};
 
 /// K3's vocabulary as the crate carries it.
 pub fn built_in() -> &'static Tokenizer {

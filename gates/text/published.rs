@@ -2,8 +2,8 @@
 
 use std::path::PathBuf;
 
-use k3_verify::text::pieces::SPLIT_PATTERN;
-use k3_verify::text::{K3_RANKS, K3_VOCABULARY, Special, Tokenizer};
+use k3_text::pieces::SPLIT_PATTERN;
+use k3_text::{K3_RANKS, K3_VOCABULARY, Special, Tokenizer};
 use serde_json::Value;
 
 use super::make::{both, built_in};

@@ -4,9 +4,9 @@
 use std::sync::OnceLock;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use k3_verify::text::merge::Merger;
-use k3_verify::text::pieces::{Splitter, apart};
-use k3_verify::text::{K3_RANKS, K3_VOCABULARY, Special, UNICODE_VERSION};
+use k3_text::merge::Merger;
+use k3_text::pieces::{Splitter, apart};
+use k3_text::{K3_RANKS, K3_VOCABULARY, Special, UNICODE_VERSION};
 use proptest::prelude::*;
 
 use super::make::{both, built_in, plain, small, table};

@@ -1,6 +1,6 @@
 //! Text while its ids still come: trial D02.
 
-use k3_verify::text::Utf8Stream;
+use k3_text::Utf8Stream;
 use proptest::prelude::*;
 
 use super::make::{plain, small};

@@ -2,7 +2,7 @@
 
 use std::path::Path;
 
-use k3_verify::text::{LineProblem, Markers, RankTable, TextError, Tokenizer};
+use k3_text::{LineProblem, Markers, RankTable, TextError, Tokenizer};
 
 use super::make::{bytes_and, plain, rank_file, refused, write_folder};
 
@@ -158,7 +158,7 @@ fn the_longest_marker_wins() {
     let config = r#"{"added_tokens_decoder":{"257":{"content":"<a"},"258":{"content":"<ab>"}}}"#;
     write_folder(folder.path(), &rank_file(&bytes_and(&["ab"])), config);
     let tokenizer = Tokenizer::open(folder.path()).unwrap();
-    let ids = tokenizer.encode("<ab><ac", k3_verify::text::Special::Token);
+    let ids = tokenizer.encode("<ab><ac", k3_text::Special::Token);
     assert_eq!(ids, [258, 257, 99]);
     assert_eq!(plain(&tokenizer, "<ab>"), [60, 256, 62]);
     assert!(tokenizer.decode(&[259]).is_err());

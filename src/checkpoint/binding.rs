@@ -23,7 +23,7 @@ use super::unused::{
     Unused, UnusedClass, classify, count_classes, layer_of, released_residuals, residual_spelling,
     zero_residuals,
 };
-use crate::config::RawConfig;
+use k3_core::config::RawConfig;
 
 /// How many names an error lists; it counts all of them.
 const LISTED: usize = 24;

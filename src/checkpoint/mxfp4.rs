@@ -10,7 +10,7 @@ use std::fmt;
 
 use thiserror::Error;
 
-use crate::config::MXFP4_GROUP_COLUMNS;
+use k3_core::config::MXFP4_GROUP_COLUMNS;
 
 /// Values of the sixteen codes: one sign bit, two exponent bits, one mantissa bit. Code 8 is −0.
 pub const E2M1_VALUES: [f64; 16] =

@@ -8,7 +8,7 @@ use std::fmt::Write;
 
 use super::dtype::Dtype;
 use super::shape::{LayerKind, LayerShape, MlpKind, ModelShape};
-use crate::config::MXFP4_GROUP_COLUMNS;
+use k3_core::config::MXFP4_GROUP_COLUMNS;
 
 /// Where every tensor of the text model's layers starts.
 pub const LAYER_PREFIX: &str = "language_model.model.layers.";

@@ -5,7 +5,7 @@
 
 use thiserror::Error;
 
-use crate::config::{MXFP4_GROUP_COLUMNS, RawConfig};
+use k3_core::config::{MXFP4_GROUP_COLUMNS, RawConfig};
 
 /// The attention of a layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
@@ -143,7 +143,7 @@ impl ModelShape {
     /// Derives everything from the raw fields.
     ///
     /// # Errors
-    /// Only for fields that [`RawConfig::read`] refuses: see [`ShapeError`].
+    /// Only for fields that [`crate::config::read`] refuses: see [`ShapeError`].
     pub fn derive(config: &RawConfig) -> Result<Self, ShapeError> {
         let block = config.attn_res_block_size;
         if block == 0 {

@@ -285,7 +285,7 @@ impl<W: Write> Write for Counted<'_, W> {
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checkpoint::store::Checkpoint;
+    use crate::store::Checkpoint;
 
     fn spec<'a>(name: &'a str, dtype: Dtype, shape: &'a [usize]) -> TensorSpec<'a> {
         TensorSpec { name, dtype, shape }

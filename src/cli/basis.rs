@@ -5,18 +5,21 @@
 //! basis that assumes nothing. A file stored in F64 on the expected side is an exact side: the
 //! precision is then the one in which the subject's file is stored.
 
+use k3_core::choice::Choice as _;
 use std::collections::BTreeMap;
 use std::path::PathBuf;
 
 use clap::Args;
 
+use super::choice::choice;
 use super::output::CommandError;
-use crate::compare::{Budget, Precision};
-use crate::config::{MLA_NORM_EPS, RawConfig};
-use crate::exit::Exit;
-use crate::gates::evidence::DEFAULT_F64_TOLERANCE;
-use crate::gates::noise_floor::{FACTOR, NoiseFloor, ShippedFloors, carried_floors};
-use crate::stages::{Stage, StageKey};
+use k3_core::Precision;
+use k3_core::compare::Budget;
+use k3_core::config::MLA_NORM_EPS;
+use k3_core::exit::Exit;
+use k3_core::stages::{Stage, StageKey};
+use k3_gates::evidence::DEFAULT_F64_TOLERANCE;
+use k3_gates::noise_floor::{FACTOR, NoiseFloor, ShippedFloors, carried_floors};
 
 /// The options.
 #[derive(Debug, Clone, Args)]
@@ -25,7 +28,7 @@ pub struct BasisArgs {
     #[arg(long, value_name = "X", value_parser = parse_budget, conflicts_with = "precision")]
     pub budget: Option<f64>,
     /// Precision of the subject's activations: the budget is 8 times the noise floor of it
-    #[arg(long, value_name = "P", value_enum)]
+    #[arg(long, value_name = "P", value_parser = choice::<Precision>())]
     pub precision: Option<Precision>,
     /// Measure the noise floor on this checkpoint, with the ids that the files name, rather than
     /// assume that of the sets that ship
@@ -122,7 +125,7 @@ fn measure(
         let hint = "without --model the noise floor of the sets that ship is assumed";
         return Err(CommandError::new(error, Exit::BadInput).hint(hint));
     };
-    let config = RawConfig::read(&folder.join("config.json"))
+    let config = k3_checkpoint::config::read(&folder.join("config.json"))
         .map_err(|error| CommandError::new(error, Exit::BadInput))?;
     let floor = NoiseFloor::measure(folder, &config, MLA_NORM_EPS, ids, precision)
         .map_err(|error| CommandError::new(error, Exit::BadInput))?;

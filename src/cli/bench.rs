@@ -3,6 +3,7 @@
 //! Each run is a process of its own: peak memory is a property of a process, and a run must not
 //! find the last one's weights in memory.
 
+use k3_core::choice::Choice as _;
 use std::io::{self, Read};
 use std::os::unix::process::CommandExt as _;
 use std::path::PathBuf;
@@ -14,13 +15,14 @@ use clap::Args;
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
+use super::choice::choice;
 use super::generate::{eprint_text, listen, usage};
 use super::output::{self, CommandError, OutputArgs};
 use super::sizes::parse_size;
-use crate::exit::Exit;
-use crate::generate::ladder::{LadderError, Runs, ladder};
-use crate::host::interrupt::Interrupt;
-use crate::simcache::policy::PolicyName;
+use k3_cache::policy::PolicyName;
+use k3_core::exit::Exit;
+use k3_core::host::interrupt::Interrupt;
+use k3_engine::generate::ladder::{LadderError, Runs, ladder};
 
 /// How often a run is looked after.
 const LOOK_MILLISECONDS: u64 = 20;
@@ -62,7 +64,7 @@ pub struct BenchArgs {
         value_parser = clap::value_parser!(u32).range(1..=1000))]
     repeats: u32,
     /// Policy of the expert cache; `simcache --measured` models lru
-    #[arg(long, value_name = "NAME", value_enum, default_value_t = PolicyName::Lru)]
+    #[arg(long, value_name = "NAME", value_parser = choice::<PolicyName>(), default_value = "lru")]
     policy: PolicyName,
     /// Worker threads (at most 1024)
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
@@ -102,7 +104,7 @@ pub fn run(args: &BenchArgs) -> Result<Exit, CommandError> {
             done += 1;
         }
     }
-    let ladder = ladder(args.policy.as_str(), &runs).map_err(|error| {
+    let ladder = ladder(args.policy.name(), &runs).map_err(|error| {
         let exit = match error {
             LadderError::DifferentIds { .. } => Exit::Disagrees,
             LadderError::NoField { .. } => Exit::BadInput,
@@ -192,7 +194,7 @@ fn one(
     let mut command = Command::new(program);
     command.args(["generate", "--format", "json", "--memory", budget]);
     command.args(["--ids", &args.ids, "--gen", &args.r#gen.to_string()]);
-    command.args(["--policy", args.policy.as_str()]);
+    command.args(["--policy", args.policy.name()]);
     if let Some(model) = &args.model {
         command.arg("--model").arg(model);
     }

@@ -7,17 +7,19 @@ use clap::Args;
 
 use super::model_args::{model_dir, read_config};
 use super::output::{self, CommandError, OutputArgs};
-use crate::audit::digests::{self, DigestError};
-use crate::audit::folder::{self, Files};
-use crate::audit::{Finding, Findings, census, cross_read, values};
-use crate::checkpoint::store::Note;
-use crate::checkpoint::{Checkpoint, ModelShape};
-use crate::config::RawConfig;
-use crate::exit::Exit;
-use crate::gates::outcome::Verdict;
-use crate::host::provenance::{Provenance, default_threads};
-use crate::reference::Reader;
-use crate::report::check::{CheckReport, CheckRow, SCHEMA};
+use k3_checkpoint::store::Note;
+use k3_checkpoint::{Checkpoint, ModelShape};
+use k3_core::config::RawConfig;
+use k3_core::exit::Exit;
+use k3_core::host::provenance::{Provenance, default_threads};
+use k3_gates::audit::digests;
+use k3_gates::audit::digests::DigestError;
+use k3_gates::audit::folder;
+use k3_gates::audit::folder::Files;
+use k3_gates::audit::{Finding, Findings, census, cross_read, values};
+use k3_gates::outcome::Verdict;
+use k3_gates::report::check::{CheckReport, CheckRow, SCHEMA};
+use k3_reference::Reader;
 
 /// Whether a checkpoint is whole and undamaged.
 ///

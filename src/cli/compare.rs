@@ -1,5 +1,6 @@
 //! `compare A B [--f64 C]`: two dumps of named tensors from any engine, in execution order.
 
+use k3_core::choice::Choice as _;
 use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -10,11 +11,12 @@ use serde::Serialize;
 use super::basis::{Basis, BasisArgs};
 use super::logits::verdict;
 use super::output::{self, CommandError, OutputArgs};
-use crate::compare::{DumpComparison, Precision, TensorComparison, compare_dumps, id_list, ids_of};
-use crate::exit::Exit;
-use crate::gates::glob::Glob;
-use crate::host::provenance::{Provenance, default_threads};
-use crate::tensor_file::{TensorFile, read_file};
+use k3_core::Precision;
+use k3_core::exit::Exit;
+use k3_core::host::provenance::{Provenance, default_threads};
+use k3_gates::compare::{DumpComparison, TensorComparison, compare_dumps, id_list, ids_of};
+use k3_gates::glob::Glob;
+use k3_gates::tensor_file::{TensorFile, read_file};
 
 /// Names listed of those that were not compared.
 const LISTED: usize = 8;

@@ -14,18 +14,18 @@ use super::model_args::{
     read_config,
 };
 use super::output::{self, CommandError, OutputArgs};
-use crate::checkpoint::Checkpoint;
-use crate::compare::Precision;
-use crate::config::{MLA_NORM_EPS, RawConfig};
-use crate::exit::Exit;
-use crate::gates::glob::Glob;
-use crate::gates::noise_floor::NoiseFloor;
-use crate::host::provenance::{Provenance, default_threads};
-use crate::kernels::path::KernelPath;
-use crate::model::{Contract, Engine, EngineOptions, EngineSequence};
-use crate::reference;
-use crate::stages::{Stage, StageDump, StageKey, StageSink, StageValues};
-use crate::tensor_file::encode_stages;
+use k3_checkpoint::Checkpoint;
+use k3_core::Precision;
+use k3_core::config::{MLA_NORM_EPS, RawConfig};
+use k3_core::exit::Exit;
+use k3_core::host::provenance::{Provenance, default_threads};
+use k3_core::stages::{Stage, StageDump, StageKey, StageSink, StageValues};
+use k3_engine::kernels::path::KernelPath;
+use k3_engine::model::{Contract, Engine, EngineOptions, EngineSequence};
+use k3_gates::glob::Glob;
+use k3_gates::noise_floor::NoiseFloor;
+use k3_gates::tensor_file::encode_stages;
+use k3_reference as reference;
 
 /// What was typed.
 #[derive(Debug, Args)]

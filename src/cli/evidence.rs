@@ -1,6 +1,7 @@
 //! `evidence MODEL --ids … --gen N OUT`: an evidence set for any checkpoint, answers by the f64
 //! reference.
 
+use k3_core::choice::Choice as _;
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
 use std::fs;
@@ -15,13 +16,13 @@ use super::model_args::{
     Ids, check_ids, epsilon_line, model_and_out, parse_epsilon, parse_ids, read_config,
 };
 use super::output::{self, CommandError, OutputArgs};
-use crate::config::MLA_NORM_EPS;
-use crate::exit::Exit;
-use crate::gates::answers::{AnswerError, Answers, floors};
-use crate::gates::fixtures::hex_sha256;
-use crate::gates::noise_floor::NoiseFloor;
-use crate::host::provenance::{Provenance, default_threads};
-use crate::stages::{Stage, StageKey};
+use k3_core::config::MLA_NORM_EPS;
+use k3_core::exit::Exit;
+use k3_core::host::provenance::{Provenance, default_threads};
+use k3_core::stages::{Stage, StageKey};
+use k3_gates::answers::{AnswerError, Answers, floors};
+use k3_gates::fixtures::hex_sha256;
+use k3_gates::noise_floor::NoiseFloor;
 
 /// Checkpoints up to this size are copied into the set, larger ones linked.
 const COPIED_BYTES: u64 = 1 << 30;

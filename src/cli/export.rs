@@ -12,8 +12,8 @@ use clap::Args;
 
 use super::model_args::usage;
 use super::output::{self, CommandError, OutputArgs};
-use crate::exit::Exit;
-use crate::gates::fixtures::Fixtures;
+use k3_core::exit::Exit;
+use k3_gates::fixtures::Fixtures;
 
 /// What was typed.
 #[derive(Debug, Args)]

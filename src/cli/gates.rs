@@ -6,32 +6,36 @@ use std::time::{Duration, Instant};
 
 use clap::Args;
 
+use super::choice::choice;
 use super::model_args::parse_epsilon;
 use super::output::{self, CommandError, OutputArgs};
-use crate::clauses;
-use crate::compare::Precision;
-use crate::config::MLA_NORM_EPS;
-use crate::exit::Exit;
-use crate::gates::answers;
-use crate::gates::engine_command::{EngineCommand, Template, TemplateError};
-use crate::gates::evidence::EvidenceSet;
-use crate::gates::glob::Glob;
-use crate::gates::kernels::{KERNEL_GATES, KernelFixtures};
-use crate::gates::kill_matrix::{self, KillMatrix, Mutant};
-use crate::gates::least_error::LeastErrors;
-use crate::gates::outcome::Verdict;
-use crate::gates::ratchet::Ratchet;
-use crate::gates::registry::ORACLE_GATES;
-use crate::gates::runner::{self, Plan, Row, SetState};
-use crate::gates::subject::SubjectSource;
-use crate::gates::subjects;
-use crate::host::provenance::{Provenance, default_threads};
-use crate::layers;
-use crate::model::mutants::perturbed;
-use crate::report::gates::{Counts, GateReport, GateRow, Parameters, SCHEMA, SetSummary};
-use crate::report::least_error::LeastErrorReport;
-use crate::report::mutants::MutantReport;
-use crate::report::{gates_page, json, mutants_page};
+use k3_core::Precision;
+use k3_core::clauses;
+use k3_core::config::MLA_NORM_EPS;
+use k3_core::exit::Exit;
+use k3_core::host::provenance::{Provenance, default_threads};
+use k3_engine::model::mutants::perturbed;
+use k3_gates::answers;
+use k3_gates::engine_command::{EngineCommand, Template, TemplateError};
+use k3_gates::evidence::EvidenceSet;
+use k3_gates::glob::Glob;
+use k3_gates::kernels::{KERNEL_GATES, KernelFixtures};
+use k3_gates::kill_matrix;
+use k3_gates::kill_matrix::{KillMatrix, Mutant};
+use k3_gates::layers;
+use k3_gates::least_error::LeastErrors;
+use k3_gates::outcome::Verdict;
+use k3_gates::ratchet::Ratchet;
+use k3_gates::registry::ORACLE_GATES;
+use k3_gates::report::gates::{Counts, GateReport, GateRow, Parameters, SCHEMA, SetSummary};
+use k3_gates::report::least_error::LeastErrorReport;
+use k3_gates::report::mutants::MutantReport;
+use k3_gates::report::{gates_page, mutants_page};
+use k3_gates::runner;
+use k3_gates::runner::{Plan, Row, SetState};
+use k3_gates::subject::SubjectSource;
+use k3_gates::subjects;
+use k3_render::json;
 
 /// What was typed.
 #[derive(Debug, Args)]
@@ -86,7 +90,8 @@ pub struct GatesArgs {
         value_parser = clap::value_parser!(u32).range(1..))]
     engine_timeout: u32,
     /// Precision of the judged activations: budgets are 8 times its measured noise floor
-    #[arg(long, value_name = "P", value_enum, conflicts_with_all = ["mutants", "list"])]
+    #[arg(long, value_name = "P", value_parser = choice::<Precision>(),
+        conflicts_with_all = ["mutants", "list"])]
     precision: Option<Precision>,
     #[command(flatten)]
     output: OutputArgs,
@@ -283,7 +288,7 @@ fn provenance(args: &GatesArgs, start: Instant) -> Provenance {
     Provenance::since(start, threads(args), inputs)
 }
 
-fn open_fixtures(args: &GatesArgs) -> Result<crate::gates::fixtures::Fixtures, CommandError> {
+fn open_fixtures(args: &GatesArgs) -> Result<k3_gates::fixtures::Fixtures, CommandError> {
     runner::open_fixtures(args.fixtures.as_ref())
         .map_err(|error| CommandError::new(error, Exit::BadInput))
 }
@@ -309,7 +314,7 @@ fn open_evidence(args: &GatesArgs) -> Result<Vec<SetState>, CommandError> {
     Ok(sets)
 }
 
-fn fixtures_row(outcome: &crate::gates::outcome::Outcome) -> GateRow {
+fn fixtures_row(outcome: &k3_gates::outcome::Outcome) -> GateRow {
     GateRow {
         id: "shipped/fixtures".to_owned(),
         set: "shipped".to_owned(),
@@ -323,7 +328,7 @@ fn fixtures_row(outcome: &crate::gates::outcome::Outcome) -> GateRow {
 
 /// The kernel fixtures and the first set that ships: on what mutants and perturbations run.
 fn shipped_evidence(
-    fixtures: &crate::gates::fixtures::Fixtures,
+    fixtures: &k3_gates::fixtures::Fixtures,
 ) -> Result<(KernelFixtures, Box<EvidenceSet>), CommandError> {
     let sets = runner::shipped_sets(fixtures);
     let tiny = match sets.into_iter().next() {

@@ -6,6 +6,7 @@ mod planning;
 mod text;
 mod watch;
 
+use k3_core::choice::Choice as _;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -13,21 +14,22 @@ use std::time::Instant;
 
 use super::output::{self, CommandError, Format};
 use super::pending_file::PendingFile;
-use crate::checkpoint::identity::Identity;
-use crate::exit::Exit;
-use crate::generate::page;
-use crate::generate::report::{Peak, RunReport, SCHEMA, Settings, Totals, join};
-use crate::generate::run::{self, Generated, Request, TeacherForcing};
-use crate::generate::state_file::{Header, SavedState, StateError, save};
-use crate::host::interrupt::Interrupt;
-use crate::host::memory;
-use crate::host::provenance::{Provenance, default_threads};
-use crate::kernels::path::KernelPath;
-use crate::memory::MemoryPlan;
-use crate::model::{Contract, EngineError, EngineOptions, EngineSequence};
-use crate::stream::{ModelError, ModelFiles, StreamOptions, StreamedEngine};
 use arguments::enough_to_check;
 pub use arguments::{GenerateArgs, ModelArgs, usage};
+use k3_checkpoint::identity::Identity;
+use k3_core::exit::Exit;
+use k3_core::host::interrupt::Interrupt;
+use k3_core::host::memory;
+use k3_core::host::provenance::{Provenance, default_threads};
+use k3_engine::generate::page;
+use k3_engine::generate::report::{Peak, RunReport, SCHEMA, Settings, Totals, join};
+use k3_engine::generate::run;
+use k3_engine::generate::run::{Generated, Request, TeacherForcing};
+use k3_engine::generate::state_file::{Header, SavedState, StateError, save};
+use k3_engine::kernels::path::KernelPath;
+use k3_engine::memory::MemoryPlan;
+use k3_engine::model::{Contract, EngineError, EngineOptions, EngineSequence};
+use k3_engine::stream::{ModelError, ModelFiles, StreamOptions, StreamedEngine};
 pub use planning::plan;
 use planning::streams_vocabulary;
 use text::{RunText, TextOutput};
@@ -386,17 +388,17 @@ fn trace_header(
     files: &ModelFiles,
     stream: &StreamOptions,
     identity: Option<Identity>,
-) -> crate::simcache::trace::v1::Header {
-    use crate::simcache::cache::{Requests, Reserve};
+) -> k3_cache::trace::v1::Header {
+    use k3_cache::slot_table::{Requests, Reserve};
     let mut header =
-        crate::simcache::trace::v1::Header::of_shape(crate::stream::experts::sizes(&files.shape));
+        k3_cache::trace::v1::Header::of_shape(k3_engine::stream::experts::sizes(&files.shape));
     header.trunk_bytes = files.trunk_bytes();
     header.head_bytes = 2 * (files.shape.vocabulary * files.shape.hidden) as u64;
     header.checkpoint_identity = identity.map_or([0; 32], |identity| identity.0);
     header.slot_count = stream.expert_slots as u32;
     header.requests = Some(Requests::Union);
     header.reserve = Some(Reserve::Late);
-    header.policy = stream.policy.as_str().to_owned();
+    header.policy = stream.policy.name().to_owned();
     header
 }
 
@@ -434,7 +436,7 @@ fn settings(
         layers: files.shape.layers.len(),
         layers_of_model: files.config.num_hidden_layers,
         mla_norm_eps: args.mla_norm_eps,
-        policy: args.model.policy.as_str(),
+        policy: args.model.policy.name(),
         prefill_chunk: options.chunk_tokens,
         full_recompute: args.full_recompute,
         packed_trunk: args.model.trunk.is_some(),
@@ -448,7 +450,7 @@ fn settings(
 /// `computed_seconds` are those of a run without steps: a check by teacher forcing.
 fn totals(
     streamed: &StreamedEngine<Contract>,
-    steps: &[crate::generate::report::StepRow],
+    steps: &[k3_engine::generate::report::StepRow],
     computed_seconds: f64,
 ) -> Totals {
     let (trunk, experts) = (streamed.layers.counters(), streamed.experts.counters());

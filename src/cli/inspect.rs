@@ -8,13 +8,13 @@ use clap::Args;
 
 use super::model_args::{model_dir, open_partial, read_config};
 use super::output::{self, CommandError, OutputArgs};
-use crate::audit::statistics::statistics;
-use crate::audit::{Findings, census, end_ids};
-use crate::checkpoint::ModelShape;
-use crate::exit::Exit;
-use crate::gates::glob::Glob;
-use crate::host::provenance::{Provenance, default_threads};
-use crate::report::inspect::{InspectReport, SCHEMA, Sizes};
+use k3_checkpoint::ModelShape;
+use k3_core::exit::Exit;
+use k3_core::host::provenance::{Provenance, default_threads};
+use k3_gates::audit::statistics::statistics;
+use k3_gates::audit::{Findings, census, end_ids};
+use k3_gates::glob::Glob;
+use k3_gates::report::inspect::{InspectReport, SCHEMA, Sizes};
 
 /// What a checkpoint holds: census by class and dtype, layer map, counts, end ids.
 ///

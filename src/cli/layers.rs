@@ -7,30 +7,32 @@ use std::time::Instant;
 
 use clap::Args;
 
+use super::choice::choice;
 use super::model_args::{model_dir, open_partial, parse_epsilon, read_config};
 use super::output::{self, CommandError, Format, OutputArgs};
-use crate::checkpoint::{Checkpoint, ModelShape};
-use crate::compare::Precision;
-use crate::config::{MLA_NORM_EPS, RawConfig};
-use crate::exit::Exit;
-use crate::gates::glob::Glob;
-use crate::host::interrupt::Interrupt;
-use crate::host::provenance::default_threads;
-use crate::kernels::path::KernelPath;
-use crate::layers::journal::{self, Header, Journal, JournalError};
-use crate::layers::judge::Judge;
-use crate::layers::parts::places;
-use crate::layers::range::LayerRange;
-use crate::layers::ratchet::Recorded;
-use crate::layers::run::{Chain, Input, Run, RunError, Step, Subject, steps};
-use crate::layers::sources::sources;
-use crate::layers::subject::{DumpSubject, EngineSubject};
-use crate::model::{Contract, EngineOptions};
-use crate::reference::Reader;
-use crate::reference::local::Arithmetic;
-use crate::report::layers::{
+use k3_checkpoint::{Checkpoint, ModelShape};
+use k3_core::Precision;
+use k3_core::config::{MLA_NORM_EPS, RawConfig};
+use k3_core::exit::Exit;
+use k3_core::host::interrupt::Interrupt;
+use k3_core::host::provenance::default_threads;
+use k3_engine::kernels::path::KernelPath;
+use k3_engine::model::{Contract, EngineOptions};
+use k3_gates::glob::Glob;
+use k3_gates::layers::journal;
+use k3_gates::layers::journal::{Header, Journal, JournalError};
+use k3_gates::layers::judge::Judge;
+use k3_gates::layers::parts::places;
+use k3_gates::layers::range::LayerRange;
+use k3_gates::layers::ratchet::Recorded;
+use k3_gates::layers::run::{Chain, Input, Run, RunError, Step, Subject, steps};
+use k3_gates::layers::sources::sources;
+use k3_gates::layers::subject::{DumpSubject, EngineSubject};
+use k3_gates::report::layers::{
     LayerRow, LayersProvenance, LayersReport, Part, Question, SCHEMA, row_name,
 };
+use k3_reference::Reader;
+use k3_reference::local::Arithmetic;
 
 /// Engine (or a foreign dump) against the f64 reference, layer by layer, on a real or partial
 /// checkpoint.
@@ -71,7 +73,7 @@ pub struct LayersArgs {
     engine_dump: Option<PathBuf>,
     /// What the judged dump's engine keeps its activations in [default: the narrowest dtype of
     /// the dump]
-    #[arg(long, value_name = "P", value_enum, requires = "engine_dump")]
+    #[arg(long, value_name = "P", value_parser = choice::<Precision>(), requires = "engine_dump")]
     precision: Option<Precision>,
     /// Let the reference read another copy
     #[arg(long, value_name = "DIR")]
@@ -531,7 +533,7 @@ pub(super) fn deliver(
     is_printed: bool,
 ) -> Result<(), CommandError> {
     let text = report.text();
-    let encoded = crate::report::json::to_text(report).map_err(bad_input)?;
+    let encoded = k3_render::json::to_text(report).map_err(bad_input)?;
     if !is_printed {
         let shown = match args.format {
             Format::Text => &text,

@@ -9,9 +9,10 @@ use serde::Serialize;
 
 use super::basis::BasisArgs;
 use super::output::{self, CommandError, OutputArgs};
-use crate::compare::{LogitComparison, LogitFile, Precision, compare_logits, id_list};
-use crate::exit::Exit;
-use crate::host::provenance::{Provenance, default_threads};
+use k3_core::Precision;
+use k3_core::exit::Exit;
+use k3_core::host::provenance::{Provenance, default_threads};
+use k3_gates::compare::{LogitComparison, LogitFile, compare_logits, id_list};
 
 /// What was typed.
 #[derive(Debug, Args)]
@@ -238,7 +239,7 @@ fn write_rows(
             }
         }
     }
-    let least = |value: fn(&crate::compare::RowAgreement) -> f64| {
+    let least = |value: fn(&k3_gates::compare::RowAgreement) -> f64| {
         rows.iter().map(value).fold(f64::INFINITY, f64::min)
     };
     let of = rows.first().map_or(0, |row| row.overlap_of);

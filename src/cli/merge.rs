@@ -6,9 +6,9 @@ use clap::Args;
 
 use super::layers::{deliver, exit_of};
 use super::output::{self, CommandError, OutputArgs};
-use crate::exit::Exit;
-use crate::layers::parts::{MergeError, merge};
-use crate::report::layers::{LayersReport, SCHEMA};
+use k3_core::exit::Exit;
+use k3_gates::layers::parts::{MergeError, merge};
+use k3_gates::report::layers::{LayersReport, SCHEMA};
 
 /// Joins the reports of all parts of one `layers --part i/N` run.
 ///

@@ -4,6 +4,7 @@
 mod basis;
 mod bench;
 mod check;
+mod choice;
 mod compare;
 mod dump;
 mod evidence;
@@ -30,8 +31,8 @@ use std::io::Write as _;
 
 use clap::{Parser, Subcommand};
 
-use crate::exit::Exit;
-pub use output::{CommandError, Format, OutputArgs};
+use k3_core::exit::Exit;
+pub use output::CommandError;
 
 /// A verification-first harness for Kimi K3.
 ///

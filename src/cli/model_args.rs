@@ -4,9 +4,9 @@
 use std::path::{Path, PathBuf};
 
 use super::output::CommandError;
-use crate::checkpoint::Checkpoint;
-use crate::config::{MLA_NORM_EPS, RawConfig};
-use crate::exit::Exit;
+use k3_checkpoint::Checkpoint;
+use k3_core::config::{MLA_NORM_EPS, RawConfig};
+use k3_core::exit::Exit;
 
 /// Token ids as typed: decimal numbers with commas between them and nothing else, so that no
 /// slip of the pen turns into another id.
@@ -81,7 +81,7 @@ pub fn model_and_out(
 /// # Errors
 /// It cannot be read, or is refused (3).
 pub fn read_config(folder: &Path) -> Result<RawConfig, CommandError> {
-    RawConfig::read(&folder.join("config.json")).map_err(|error| {
+    k3_checkpoint::config::read(&folder.join("config.json")).map_err(|error| {
         CommandError::new(error, Exit::BadInput)
             .hint("the config of another model, or of a copy without its config, is not guessed at")
     })

@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use crate::exit::Exit;
-use crate::report::svg::PlotError;
+use k3_core::exit::Exit;
+use k3_render::svg::PlotError;
 
 /// The form of the report on stdout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

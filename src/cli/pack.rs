@@ -10,11 +10,12 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::generate::{eprint_text, listen, model_error};
 use super::output::{self, CommandError, OutputArgs};
-use crate::exit::Exit;
-use crate::memory::plan::in_units;
-use crate::model::Contract;
-use crate::stream::ModelFiles;
-use crate::stream::pack::{self, PackError, Packed, Progress, Stage};
+use k3_core::exit::Exit;
+use k3_engine::memory::plan::in_units;
+use k3_engine::model::Contract;
+use k3_engine::stream::ModelFiles;
+use k3_engine::stream::pack;
+use k3_engine::stream::pack::{PackError, Packed, Progress, Stage};
 
 /// What was typed.
 #[derive(Debug, Args)]

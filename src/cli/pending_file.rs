@@ -8,8 +8,8 @@ use std::path::{Path, PathBuf};
 use tempfile::NamedTempFile;
 
 use super::output::CommandError;
-use crate::exit::Exit;
-use crate::host::files::temporary_beside;
+use k3_core::exit::Exit;
+use k3_core::host::files::temporary_beside;
 
 /// A file that has no name yet.
 #[derive(Debug)]

@@ -5,12 +5,12 @@ use clap::Args;
 use super::generate::{self, ModelArgs, model_error};
 use super::output::{self, CommandError, OutputArgs};
 use super::plan_layers::{self, PlanLayersArgs};
-use crate::exit::Exit;
-use crate::host::memory;
-use crate::memory::plan::in_units;
-use crate::model::Contract;
-use crate::stream::ModelFiles;
-use crate::text::K3_VOCABULARY;
+use k3_core::exit::Exit;
+use k3_core::host::memory;
+use k3_engine::memory::plan::in_units;
+use k3_engine::model::Contract;
+use k3_engine::stream::ModelFiles;
+use k3_text::K3_VOCABULARY;
 
 /// What was typed.
 #[derive(Debug, Args)]

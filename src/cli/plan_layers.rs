@@ -9,12 +9,13 @@ use serde::Serialize;
 
 use super::model_args::{model_dir, named_model, read_config};
 use super::output::{self, CommandError, OutputArgs};
-use crate::checkpoint::ModelShape;
-use crate::exit::Exit;
-use crate::host::provenance::{Provenance, default_threads};
-use crate::layers::range::LayerRange;
-use crate::scale_out::script::{self, Job};
-use crate::scale_out::{Files, PartPlan, plan};
+use k3_checkpoint::ModelShape;
+use k3_core::exit::Exit;
+use k3_core::host::provenance::{Provenance, default_threads};
+use k3_gates::layers::range::LayerRange;
+use k3_gates::scale_out::script;
+use k3_gates::scale_out::script::Job;
+use k3_gates::scale_out::{Files, PartPlan, plan};
 
 /// What is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]

@@ -13,15 +13,18 @@ pub use arguments::SimcacheArgs;
 use arguments::Usage;
 
 use super::output::{self, CommandError, Format};
-use crate::exit::Exit;
-use crate::report::json;
-use crate::simcache::measured::{self, Rung};
-use crate::simcache::page::page;
-use crate::simcache::plots::plots;
-use crate::simcache::report::{Provenance, Report};
-use crate::simcache::study::{self, StudyError, StudyPlan};
-use crate::simcache::text::text;
-use crate::simcache::trace::{self, Trace, TraceError};
+use k3_cache::trace;
+use k3_cache::trace::{Trace, TraceError};
+use k3_core::exit::Exit;
+use k3_render::json;
+use k3_simcache::measured;
+use k3_simcache::measured::Rung;
+use k3_simcache::page::page;
+use k3_simcache::plots::plots;
+use k3_simcache::report::{Provenance, Report};
+use k3_simcache::study;
+use k3_simcache::study::{StudyError, StudyPlan};
+use k3_simcache::text::text;
 
 /// Runs the command.
 ///

@@ -1,19 +1,21 @@
 //! `synth`: a synthetic checkpoint with the released names, dtypes and layout, or one of holes.
 
+use k3_core::choice::Choice as _;
 use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
+use super::choice::choice;
 use super::output::{self, CommandError, OutputArgs};
-use crate::exit::Exit;
-use crate::host::provenance::{Provenance, default_threads};
-use crate::report::synth::{SCHEMA, SynthReport};
-use crate::synth::draw::Content;
-use crate::synth::folder::{Job, Survey};
-use crate::synth::probe::{Probe, ProbeError, probe};
-use crate::synth::{Layout, Overrides, Preset, SynthError, SynthModel};
+use k3_core::exit::Exit;
+use k3_core::host::provenance::{Provenance, default_threads};
+use k3_synth::draw::Content;
+use k3_synth::folder::{Job, Survey};
+use k3_synth::probe::{Probe, ProbeError, probe};
+use k3_synth::report::{SCHEMA, SynthReport};
+use k3_synth::{Layout, Overrides, Preset, SynthError, SynthModel};
 
 /// Tokens fed for the statistics unless told otherwise.
 const PROBE_TOKENS: usize = 32;
@@ -33,7 +35,7 @@ pub struct SynthArgs {
     #[arg(value_name = "OUT")]
     folder: PathBuf,
     /// Shape of the model [default: tiny, or k3 with --sparse]
-    #[arg(long, value_enum, value_name = "SHAPE")]
+    #[arg(long, value_parser = choice::<Preset>(), value_name = "SHAPE")]
     shape: Option<Preset>,
     /// Decoder layers: the first so many of the shape
     #[arg(long, value_name = "N")]

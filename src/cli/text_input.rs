@@ -7,8 +7,8 @@ use std::path::Path;
 use clap::ValueEnum;
 
 use super::output::CommandError;
-use crate::exit::Exit;
-use crate::text::{Special, TextError};
+use k3_core::exit::Exit;
+use k3_text::{Special, TextError};
 
 /// Largest input: places in one piece of text are counted in 32 bits, with room to spare.
 pub const MAX_INPUT_BYTES: u64 = 1 << 30;

@@ -9,9 +9,9 @@ use super::generate::eprint_text;
 use super::output::{self, CommandError, Format};
 use super::sizes::parse_id;
 use super::text_input::{MAX_INPUT_BYTES, SpecialArg, name_of, read_text, text_error};
-use crate::exit::Exit;
-use crate::generate::report::join;
-use crate::text::{K3_RANKS, K3_VOCABULARY, Special, Tokenizer, UNICODE_VERSION};
+use k3_core::exit::Exit;
+use k3_engine::generate::report::join;
+use k3_text::{K3_RANKS, K3_VOCABULARY, Special, Tokenizer, UNICODE_VERSION};
 
 /// Schema of the report.
 const SCHEMA: &str = "k3-verify/tokenize/1";

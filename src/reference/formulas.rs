@@ -9,7 +9,7 @@ use super::mla::{MlaCache, MlaWidths};
 use super::moe::{ExpertWeights, MoeWeights};
 use super::released;
 use super::rows::{Matrix, Rows};
-use crate::config::RawConfig;
+use k3_core::config::RawConfig;
 
 /// The places where an RMSNorm stands (clauses N2, N3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]

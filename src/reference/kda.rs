@@ -9,8 +9,8 @@ use super::layer::Pass;
 use super::reader::Reader;
 use super::rows::{Matrix, Rows};
 use super::stage_hook::Stages;
-use crate::config::RawConfig;
-use crate::stages::Stage;
+use k3_core::config::RawConfig;
+use k3_core::stages::Stage;
 
 /// Weights of one KDA layer. H heads of width D, P = H·D.
 #[derive(Debug, Clone)]

@@ -14,8 +14,8 @@ use super::reader::Reader;
 use super::residual::{Residual, mix};
 use super::rows::{Rows, add};
 use super::stage_hook::{StageHook, Stages};
-use crate::config::RawConfig;
-use crate::stages::{Stage, StageSink};
+use k3_core::config::RawConfig;
+use k3_core::stages::{Stage, StageSink};
 
 /// What every step needs to know.
 #[derive(Debug, Clone, Copy)]

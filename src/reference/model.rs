@@ -11,8 +11,8 @@ use super::released::GROUP_COLUMNS;
 use super::residual::{Residual, mix};
 use super::rows::{Matrix, Rows};
 use super::stage_hook::{AsComputed, StageHook, Stages};
-use crate::config::RawConfig;
-use crate::stages::{Stage, StageSink};
+use k3_core::config::RawConfig;
+use k3_core::stages::{Stage, StageSink};
 
 const EMBEDDING: &str = "language_model.model.embed_tokens.weight";
 
@@ -77,7 +77,7 @@ pub struct Sequence<'m> {
 }
 
 impl Model {
-    /// Opens a checkpoint folder. `mla_norm_eps` is [`crate::config::MLA_NORM_EPS`] in the
+    /// Opens a checkpoint folder. `mla_norm_eps` is [`k3_core::config::MLA_NORM_EPS`] in the
     /// released model.
     ///
     /// # Errors

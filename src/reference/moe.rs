@@ -14,8 +14,8 @@ use super::reader::Reader;
 use super::released::GROUP_COLUMNS;
 use super::rows::{Matrix, Rows, add};
 use super::stage_hook::Stages;
-use crate::config::RawConfig;
-use crate::stages::Stage;
+use k3_core::config::RawConfig;
+use k3_core::stages::Stage;
 
 /// A gated MLP: the dense layer's, or the shared experts stored as one.
 #[derive(Debug, Clone)]

@@ -15,7 +15,7 @@ use super::kda::{DecayInputs, StepInputs};
 use super::mla::{MlaCache, MlaWidths};
 use super::moe::{ExpertWeights, MoeWeights};
 use super::rows::{Matrix, Rows, add, dot};
-use crate::config::RawConfig;
+use k3_core::config::RawConfig;
 
 /// ε inside the l2norm of q and k, always this value (clause K3).
 pub const L2_NORM_EPS: f64 = 1e-6;

@@ -13,8 +13,8 @@ use super::mla::MlaCache;
 use super::released;
 use super::rows::{Matrix, Rows};
 use super::stage_hook::StageHook;
-use crate::compare::Precision;
-use crate::stages::{Stage, StageKey};
+use k3_core::Precision;
+use k3_core::stages::{Stage, StageKey};
 
 /// A value that is rounded, and whether it stays in single when the precision is narrower.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

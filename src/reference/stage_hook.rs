@@ -8,7 +8,7 @@
 use std::fmt::Debug;
 
 use super::rows::Rows;
-use crate::stages::{Stage, StageKey, StageSink};
+use k3_core::stages::{Stage, StageKey, StageSink};
 
 /// Sees, and may change, stage values before they are read.
 pub trait StageHook: Debug + Sync {

@@ -4,13 +4,14 @@ use super::curve::Curve;
 use super::forecast::{
     Budget, Demanded, ForecastRow, Machine, PolicyHits, TooSmall, best_split, forecast as row_for,
 };
-use super::policy::PolicyName;
 use super::report::{Forecast, PinnedRow, Recommendation, SplitCurve, SplitPoint};
-use super::shape::ModelShape;
 use super::statistics::{HotExpert, percent, rounded_fine};
-use super::trace::{Phase, Trace};
 use super::view::{Studied, ViewPlan, requests_per_token, trained_pins};
 use super::workload::{Window, sum_over};
+use k3_cache::policy::PolicyName;
+use k3_cache::shape::ModelShape;
+use k3_cache::trace::{Phase, Trace};
+use k3_core::choice::Choice as _;
 
 /// The published ladder's budgets, GB.
 const LADDER_GB: [u64; 12] = [8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224];
@@ -106,7 +107,7 @@ fn budget_rows(
     chance: f64,
     row: impl Fn(&PolicyHits) -> Option<ForecastRow>,
 ) -> Option<(ForecastRow, Vec<ForecastRow>)> {
-    let ours = |row: &ForecastRow| row.policy == PolicyName::LayerCycle.as_str();
+    let ours = |row: &ForecastRow| row.policy == PolicyName::LayerCycle.name();
     let mut candidates: Vec<ForecastRow> =
         policies.iter().filter(|hits| hits.name != "random").filter_map(&row).collect();
     candidates.sort_by_key(|row| !ours(row));
@@ -158,7 +159,7 @@ fn split_advice(demanded: &Demanded, policies: &[PolicyHits]) -> String {
 /// What a forecast needs to know of the trace.
 pub fn demanded(trace: &Trace, studied: &Studied) -> Demanded {
     let prefill =
-        |chunk: &&super::trace::Chunk| trace.steps[chunk.step as usize].phase == Phase::Prefill;
+        |chunk: &&k3_cache::trace::Chunk| trace.steps[chunk.step as usize].phase == Phase::Prefill;
     Demanded {
         shape: trace.shape,
         focus: studied.focus,
@@ -171,7 +172,7 @@ pub fn demanded(trace: &Trace, studied: &Studied) -> Demanded {
 /// The replayed policies, LRU too.
 fn policy_hits(studied: &Studied, plan: &ViewPlan) -> Vec<PolicyHits> {
     let hits = |(policy, hits): (&PolicyName, &Vec<Option<_>>)| PolicyHits {
-        name: policy.as_str().to_string(),
+        name: policy.name().to_string(),
         points: plan
             .slot_counts
             .iter()

@@ -10,9 +10,9 @@
 
 use serde::Serialize;
 
-use super::shape::ModelShape;
 use super::statistics::{percent, rounded_fine};
 use super::workload::{ByWindow, Window, sum_over};
+use k3_cache::shape::ModelShape;
 
 /// Bytes of K3's packed trunk: what a token reads when nothing is held.
 pub const K3_TRUNK_BYTES: u64 = 108_810_000_000;
@@ -21,27 +21,6 @@ pub const K3_TRUNK_BYTES: u64 = 108_810_000_000;
 pub const K3_FIXED_BYTES: u64 = 6_650_000_000;
 /// Disk rate assumed when none is given, bytes per second.
 pub const ASSUMED_DISK_RATE: f64 = 3e9;
-
-/// A named split of the C project: trunk and experts in GB.
-#[derive(Debug, Clone, Copy)]
-pub struct Preset {
-    /// Name on the command line.
-    pub name: &'static str,
-    /// Trunk held, GB.
-    pub trunk_gb: f64,
-    /// Expert slots, GB.
-    pub expert_gb: f64,
-}
-
-/// The published presets, smallest first.
-pub const PRESETS: [Preset; 6] = [
-    Preset { name: "ultra", trunk_gb: 2.5, expert_gb: 0.31 },
-    Preset { name: "laptop", trunk_gb: 3.0, expert_gb: 1.0 },
-    Preset { name: "desktop", trunk_gb: 16.0, expert_gb: 10.0 },
-    Preset { name: "workstation", trunk_gb: 60.0, expert_gb: 30.0 },
-    Preset { name: "server", trunk_gb: 110.0, expert_gb: 13.0 },
-    Preset { name: "max", trunk_gb: 110.0, expert_gb: 109.0 },
-];
 
 /// The machine a forecast is for.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]

@@ -15,9 +15,9 @@
 //!
 //! Prefill positions run through each layer together, later positions one by one.
 
-use super::random::SplitMix64;
-use super::shape::ModelShape;
-use super::trace::{Chunk, Demand, Phase, Step, Trace};
+use k3_cache::shape::ModelShape;
+use k3_cache::trace::{Chunk, Demand, Phase, Step, Trace};
+use k3_core::random::SplitMix64;
 
 /// A family member: sizes, positions, popularity, kept share, seed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -8,17 +8,17 @@
 
 use rayon::prelude::*;
 
-use super::cache::{Requests, Reserve};
 use super::forecast::{TimeFit, fit_time};
 use super::measured::Rung;
-use super::policy::PolicyName;
 use super::replay::replay;
 use super::report::{Measured, MeasuredModel, MeasuredRow};
 use super::statistics::{percent, rounded, rounded_fine};
 use super::study::StudyPlan;
-use super::trace::Trace;
 use super::view::requests_per_token;
 use super::workload::{Window, Workload};
+use k3_cache::policy::PolicyName;
+use k3_cache::slot_table::{Requests, Reserve};
+use k3_cache::trace::Trace;
 
 /// Name, description, unit, admission order.
 type Model = (&'static str, &'static str, Requests, Reserve);

@@ -48,7 +48,8 @@ pub enum Admission {
 }
 
 /// Hits by window with `slot_count` slots, replayed. With groups larger than the cache this is
-/// the best for the order in which [`SlotTable::waves`](super::cache::SlotTable::waves) serves.
+/// the best for the order in which [`SlotTable::waves`](k3_cache::slot_table::SlotTable::waves)
+/// serves.
 pub fn replay(workload: &Workload, slot_count: usize, admission: Admission) -> ByWindow {
     let next = next_uses(workload);
     let mut cache = Clairvoyant::new(workload.shape.expert_count(), slot_count, admission);

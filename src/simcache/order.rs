@@ -10,12 +10,13 @@
 //! and every row of a sweep equal, as a set, to that row of the sweep before. Anything less is not
 //! recognised, and the report says what spoke against it.
 
+use k3_core::choice::Choice;
 use serde::Serialize;
 
-use super::trace::{Chunk, Demand, Phase, Step, Trace};
+use k3_cache::trace::{Chunk, Demand, Phase, Step, Trace};
 
 /// Which order to study.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, clap::ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Order {
     /// As the file has it.
@@ -24,6 +25,26 @@ pub enum Order {
     Decode,
     /// Both, if the file re-computes; else as the file has it.
     Auto,
+}
+
+impl Choice for Order {
+    const ALL: &'static [Self] = &[Self::Recorded, Self::Decode, Self::Auto];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Recorded => "recorded",
+            Self::Decode => "decode",
+            Self::Auto => "auto",
+        }
+    }
+
+    fn about(self) -> &'static str {
+        match self {
+            Self::Recorded => "As the file has it",
+            Self::Decode => "As incremental decoding asks",
+            Self::Auto => "Both, if the file re-computes; else as the file has it",
+        }
+    }
 }
 
 /// What spoke for recompute sweeps.

@@ -3,7 +3,7 @@
 use super::plots::Plot;
 use super::report::{Report, View};
 use super::{tables, text};
-use crate::report::html::Page;
+use k3_render::html::Page;
 
 /// The page. `plots` are those of [`plots`](super::plots::plots) for the same report.
 pub fn page(report: &Report, plots: &[Plot]) -> String {

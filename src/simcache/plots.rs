@@ -1,7 +1,7 @@
 //! The plots of a study: name and chart, made from the report alone.
 
 use super::report::{Forecast, Measured, Report, SplitCurve, View};
-use crate::report::svg::{
+use k3_render::svg::{
     Axis, BarChart, Colour, HeatMap, LineChart, MARKERS, Mark, Marker, PlotError, Series,
     bar_chart, heat_map, line_chart, number,
 };

@@ -13,18 +13,19 @@
 //! to read, nothing waits but for demanded experts, and slots are given away as early as the
 //! replay does it.
 
+use k3_core::choice::Choice as _;
 use std::ops::Range;
 use std::str::FromStr;
 
 use serde::Serialize;
 
-use super::cache::{CacheError, Reserve, SlotTable};
 use super::forecast::Machine;
-use super::policy::PolicyName;
 use super::replay::serve_group;
 use super::statistics::{percent, rounded_fine};
-use super::trace::Outcome;
 use super::workload::{Group, Window, Workload, sum_over};
+use k3_cache::policy::PolicyName;
+use k3_cache::slot_table::{CacheError, Reserve, SlotTable};
+use k3_cache::trace::Outcome;
 
 /// Most experts that may be named at a time.
 const MAX_COUNT: usize = 4096;
@@ -334,7 +335,7 @@ impl Scale<'_> {
         };
         Ok(PrefetchRow {
             plan,
-            policy: policy.as_str(),
+            policy: policy.name(),
             slot_count,
             plain_misses,
             counts,

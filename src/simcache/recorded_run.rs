@@ -5,13 +5,14 @@
 //! it replaced. A run and a simulation that share the slot table must agree exactly; the first
 //! difference is named.
 
+use k3_core::choice::Choice as _;
 use serde::Serialize;
 
-use super::cache::{Counters, Reserve, Served, SlotTable};
-use super::policy::PolicyName;
 use super::replay::serve_group;
-use super::trace::{Decision, Outcome, Trace};
 use super::workload::Workload;
+use k3_cache::policy::PolicyName;
+use k3_cache::slot_table::{Counters, Reserve, Served, SlotTable};
+use k3_cache::trace::{Decision, Outcome, Trace};
 
 /// What came of the comparison.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]

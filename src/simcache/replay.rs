@@ -1,8 +1,8 @@
 //! Replays a workload through a slot table with a policy and counts, window by window.
 
-use super::cache::{CacheError, Requests, Reserve, Served, SlotTable};
-use super::policy::{DemandView, Policy};
 use super::workload::{ByWindow, Group, WINDOW_COUNT, Workload};
+use k3_cache::policy::{DemandView, Policy};
+use k3_cache::slot_table::{CacheError, Requests, Reserve, Served, SlotTable};
 
 /// Replays with a policy; hits by window. A batch larger than the cache is an error, a union is
 /// served in waves.

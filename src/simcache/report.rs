@@ -3,13 +3,13 @@
 
 use serde::Serialize;
 
-use super::cache::{Requests, Reserve};
 use super::forecast::{ForecastRow, Machine, TimeFit, TooSmall};
 use super::order::{Order, Recognition};
 use super::prefetch::PrefetchRow;
 use super::recorded_run::RecordedRun;
-use super::shape::ModelShape;
 use super::statistics::{DistanceBucket, HotExpert, Plateau, Reuse};
+use k3_cache::shape::ModelShape;
+use k3_cache::slot_table::{Requests, Reserve};
 
 /// Version of this schema; grows when a field changes its meaning or goes.
 pub const SCHEMA_VERSION: u32 = 1;

@@ -4,7 +4,7 @@
 use serde::Serialize;
 
 use super::curve::Curve;
-use super::trace::{Demand, Phase, Trace};
+use k3_cache::trace::{Demand, Phase, Trace};
 
 /// One expert and how often it was asked for.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
@@ -51,7 +51,8 @@ pub struct Reuse {
 
 /// Reuse between consecutive positions; None where positions are unknown or re-computed.
 pub fn reuse(trace: &Trace) -> Option<Reuse> {
-    let marked = |step: &super::trace::Step| matches!(step.phase, Phase::Prefill | Phase::Decode);
+    let marked =
+        |step: &k3_cache::trace::Step| matches!(step.phase, Phase::Prefill | Phase::Decode);
     if !trace.steps.iter().all(marked) {
         return None;
     }

@@ -1,18 +1,19 @@
 //! A whole study: traces in, report out. No files are read or written here.
 
+use k3_core::choice::Choice as _;
 use rayon::prelude::*;
 use thiserror::Error;
 
-use super::cache::{CacheError, Requests, Reserve};
 use super::forecast::{Budget, Machine, slots_beside_trunk};
 use super::measured::Rung;
 use super::order::{self, Order, Recognition};
-use super::policy::PolicyName;
 use super::prefetch::{PrefetchPlan, PrefetchRow, Scale};
 use super::report::{OrderReport, Provenance, Report, SCHEMA_VERSION, Settings, TraceSummary};
-use super::trace::{Trace, TraceError};
 use super::view::{PINNED_SHARE, Studied, ViewPlan, requests_per_token, study as study_view};
 use super::{budgets, ladder, recorded_run};
+use k3_cache::policy::PolicyName;
+use k3_cache::slot_table::{CacheError, Requests, Reserve};
+use k3_cache::trace::{Trace, TraceError};
 
 /// Capacities of the default grid, GB (10⁹ bytes), for models whose experts need them.
 const GRID_GB: [u64; 12] = [2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192];
@@ -124,7 +125,7 @@ pub fn run(mut traces: Vec<Trace>, plan: &StudyPlan) -> Result<Report, StudyErro
         settings: Settings {
             requests,
             reserve: plan.reserve,
-            policies: view_plan.policies.iter().map(|policy| policy.as_str()).collect(),
+            policies: view_plan.policies.iter().map(|policy| policy.name()).collect(),
             optimum: "forced admission: what is used is stored (the bound); bypass is a note",
             pinned_share: PINNED_SHARE,
             machine: plan.machine,

@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 use super::forecast::{ForecastRow, Machine};
 use super::prefetch::PrefetchRow;
 use super::report::{Forecast, Measured, PolicyResult, Row, View};
-use crate::report::svg::number;
+use k3_render::svg::number;
 
 /// Header and rows.
 pub type Table = (Vec<String>, Vec<Vec<String>>);

@@ -3,19 +3,20 @@
 //! Replays run in parallel, one task per policy and capacity; each is serial in itself and the
 //! results are put in order, so the number of threads changes nothing.
 
+use k3_core::choice::Choice as _;
 use rayon::prelude::*;
 
-use super::cache::{CacheError, Requests, Reserve};
 use super::curve::Curve;
 use super::optimum::{self, Admission};
-use super::policy::PolicyName;
-use super::policy::pinned::PinnedLru;
 use super::replay::replay;
 use super::report::{CurveReport, PinnedRow, PolicyResult, Row, View};
 use super::stack_distance;
 use super::statistics::{distance_histogram, hottest, percent, plateau, reuse, rounded_fine};
-use super::trace::Trace;
 use super::workload::{ByWindow, Window, Workload, sum_over};
+use k3_cache::policy::PolicyName;
+use k3_cache::policy::pinned::PinnedLru;
+use k3_cache::slot_table::{CacheError, Requests, Reserve};
+use k3_cache::trace::Trace;
 
 /// Share of a cache that pins may take.
 pub const PINNED_SHARE: f64 = 0.5;
@@ -207,7 +208,7 @@ fn rows(
             policies: policies
                 .filter_map(|(policy, hits)| {
                     let place = plan.slot_counts.binary_search(&slot_count).ok()?;
-                    hits[place].as_ref().map(|hits| scale.result(policy.as_str(), hits))
+                    hits[place].as_ref().map(|hits| scale.result(policy.name(), hits))
                 })
                 .collect(),
             optimum: Some(scale.result("optimum", &hits)),
@@ -288,7 +289,7 @@ fn pinned_rows(
             pinned_hits: judged(pinned),
             lru_hits: judged(&plain_lru.unwrap_or_else(|| lru.by_window(slot_count))),
             best_hits,
-            best_policy: best_policy.as_str().to_string(),
+            best_policy: best_policy.name().to_string(),
         })
     };
     plan.slot_counts.iter().zip(pinned).enumerate().filter_map(row).collect()

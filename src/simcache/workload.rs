@@ -7,9 +7,9 @@
 
 use std::ops::Range;
 
-use super::cache::Requests;
-use super::shape::ModelShape;
-use super::trace::{Demand, Phase, Step, Trace};
+use k3_cache::shape::ModelShape;
+use k3_cache::slot_table::Requests;
+use k3_cache::trace::{Demand, Phase, Step, Trace};
 
 /// Number of windows that hits are counted in.
 pub const WINDOW_COUNT: usize = 6;

@@ -7,8 +7,8 @@ use super::SynthError;
 use super::layout::ShardPlan;
 use super::rules::Rule;
 use super::values::{Quantised, fill, stream};
-use crate::checkpoint::{Dtype, Role};
-use crate::config::MXFP4_GROUP_COLUMNS;
+use k3_checkpoint::{Dtype, Role};
+use k3_core::config::MXFP4_GROUP_COLUMNS;
 
 /// Most elements of a piece that is written: 4 MiB of BF16.
 const MAX_PIECE_ELEMENTS: u64 = 2 << 20;

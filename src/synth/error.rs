@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use thiserror::Error;
 
 use super::quantise::AllZeroBlock;
-use crate::checkpoint::write::WriteError;
-use crate::config::ConfigError;
+use k3_checkpoint::config::ConfigError;
+use k3_checkpoint::write::WriteError;
 
 /// One way a synthetic checkpoint cannot be made.
 #[derive(Debug, Error)]

@@ -18,8 +18,8 @@ use rustix::fs::{FlockOperation, flock, statvfs};
 use super::draw::{Content, Drawn, PlacedShard};
 use super::index::index_text;
 use super::{Layout, ShardPlan, SynthError};
-use crate::checkpoint::index::INDEX_FILE;
-use crate::checkpoint::store::CONFIG_FILE;
+use k3_checkpoint::index::INDEX_FILE;
+use k3_checkpoint::store::CONFIG_FILE;
 
 /// What follows the name of a file that is being written.
 const PART_SUFFIX: &str = ".part";

@@ -8,10 +8,10 @@
 //! run of bytes, and so is each expert: w1, w2, w3, packed before scale.
 
 use super::{SynthError, SynthModel};
-use crate::checkpoint::names::{PROJECTOR_PREFIX, VISION};
-use crate::checkpoint::plan::{ExpectedTensor, visit_layer, visit_model};
-use crate::checkpoint::write::{FileLayout, TensorSpec};
-use crate::checkpoint::{Dtype, Role};
+use k3_checkpoint::names::{PROJECTOR_PREFIX, VISION};
+use k3_checkpoint::plan::{ExpectedTensor, visit_layer, visit_model};
+use k3_checkpoint::write::{FileLayout, TensorSpec};
+use k3_checkpoint::{Dtype, Role};
 
 /// A tensor to be written.
 #[derive(Debug, Clone, PartialEq, Eq)]

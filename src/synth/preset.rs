@@ -10,13 +10,13 @@
 
 use std::path::Path;
 
-use clap::ValueEnum;
 use serde_json::{Value, json};
 
 use super::SynthError;
-use crate::checkpoint::ModelShape;
-use crate::checkpoint::plan::tensor_count;
-use crate::config::{MAX_LAYERS, MAX_SIZE, RawConfig};
+use k3_checkpoint::ModelShape;
+use k3_checkpoint::plan::tensor_count;
+use k3_core::choice::Choice;
+use k3_core::config::{MAX_LAYERS, MAX_SIZE, RawConfig};
 
 /// Every how many layers one is MLA.
 const MLA_PERIOD: usize = 4;
@@ -32,7 +32,7 @@ const CONTROL_IDS: usize = 256;
 const BYTE_IDS: usize = 256;
 
 /// A shape by name.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Preset {
     /// 13 layers, hidden width 136, no two widths equal; 16 MB
     Tiny,
@@ -40,6 +40,29 @@ pub enum Preset {
     Kernel,
     /// The released widths: 93 layers of 896 experts, unless told otherwise
     K3,
+}
+
+impl Choice for Preset {
+    const ALL: &'static [Self] = &[Self::Tiny, Self::Kernel, Self::K3];
+
+    fn name(self) -> &'static str {
+        match self {
+            Self::Tiny => "tiny",
+            Self::Kernel => "kernel",
+            Self::K3 => "k3",
+        }
+    }
+
+    fn about(self) -> &'static str {
+        match self {
+            Self::Tiny => "13 layers, hidden width 136, no two widths equal; 16 MB",
+            Self::Kernel => {
+                "5 layers, few heads, but head width 128, kv_lora 512, nope 128, rope 64, v 128; \
+                 53 MB"
+            }
+            Self::K3 => "The released widths: 93 layers of 896 experts, unless told otherwise",
+        }
+    }
 }
 
 /// What may differ from the preset.
@@ -167,16 +190,6 @@ const KERNEL: Numbers = Numbers {
 };
 
 impl Preset {
-    /// Its name on the command line.
-    #[must_use]
-    pub fn name(self) -> &'static str {
-        match self {
-            Self::Tiny => "tiny",
-            Self::Kernel => "kernel",
-            Self::K3 => "k3",
-        }
-    }
-
     fn numbers(self) -> Numbers {
         match self {
             Self::Tiny => TINY,
@@ -214,7 +227,8 @@ impl SynthModel {
         // What serde_json makes of a value always becomes text.
         let mut config_text = format!("{:#}", config(&numbers, kinds_end));
         config_text.push('\n');
-        let config = RawConfig::parse(config_text.as_bytes(), Path::new("config.json"))?;
+        let config =
+            k3_checkpoint::config::parse(config_text.as_bytes(), Path::new("config.json"))?;
         let shape = ModelShape::derive(&config).map_err(|error| SynthError::Size {
             option: "layers",
             got: numbers.layers,
@@ -374,8 +388,8 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::checkpoint::names::Dim;
-    use crate::checkpoint::{LayerKind, Role};
+    use k3_checkpoint::names::Dim;
+    use k3_checkpoint::{LayerKind, Role};
 
     fn model(preset: Preset, layers: Option<usize>, vocab: Option<usize>) -> SynthModel {
         let overrides = Overrides { layers, vocab, experts: None };

@@ -12,13 +12,13 @@ use serde::Serialize;
 use thiserror::Error;
 
 use super::values::stream;
-use crate::checkpoint::{Checkpoint, CheckpointError, LayerKind, ModelShape};
-use crate::config::RawConfig;
-use crate::model::{
+use k3_checkpoint::{Checkpoint, CheckpointError, LayerKind, ModelShape};
+use k3_core::config::RawConfig;
+use k3_core::stages::{Stage, StageKey, StageSink};
+use k3_engine::model::{
     Contract, Engine, EngineError, EngineOptions, EngineSequence, ExpertSource, LayerSource,
     OnDemand, Shape, Weights,
 };
-use crate::stages::{Stage, StageKey, StageSink};
 
 /// Why nothing was measured.
 #[derive(Debug, Error)]

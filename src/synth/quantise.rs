@@ -7,7 +7,7 @@
 
 use thiserror::Error;
 
-use crate::config::MXFP4_GROUP_COLUMNS;
+use k3_core::config::MXFP4_GROUP_COLUMNS;
 
 /// Largest binary exponent of E2M1: 4 and 6 are 2^2 and 1.5·2^2.
 const E2M1_MAX_EXPONENT: i32 = 2;
@@ -88,7 +88,7 @@ pub fn quantise_row(
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::checkpoint::mxfp4::{E2M1_VALUES, decode_code, decode_scale};
+    use k3_checkpoint::mxfp4::{E2M1_VALUES, decode_code, decode_scale};
 
     /// A step misplaced between two codes: every code against a search for the nearest value.
     #[test]

@@ -6,7 +6,7 @@
 //! SiTU works around its bend, and what a layer adds to the running sum has about its own size.
 //! `synth` prints what the engine measures on the result; it is not taken from here.
 
-use crate::checkpoint::Role;
+use k3_checkpoint::Role;
 
 /// How the values of a tensor are drawn.
 #[derive(Debug, Clone, Copy, PartialEq)]

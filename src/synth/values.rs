@@ -8,9 +8,9 @@
 
 use super::quantise::{AllZeroBlock, quantise_block};
 use super::rules::Rule;
-use crate::checkpoint::Dtype;
-use crate::config::MXFP4_GROUP_COLUMNS;
-use crate::simcache::random::SplitMix64;
+use k3_checkpoint::Dtype;
+use k3_core::config::MXFP4_GROUP_COLUMNS;
+use k3_core::random::SplitMix64;
 
 /// Standard deviation of `bell`: four even 16-bit numbers, sqrt(4·(2^32 − 1)/12).
 const BELL_DEVIATION: f32 = 37_837.227;
@@ -169,7 +169,7 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
-    use crate::checkpoint::mxfp4::{ExpertMatrix, MatrixPlace, decode_matrix};
+    use k3_checkpoint::mxfp4::{ExpertMatrix, MatrixPlace, decode_matrix};
 
     const RULE: Rule = Rule::Bell { centre: 1.0, deviation: 0.25 };
 

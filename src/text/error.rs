@@ -6,9 +6,9 @@ use std::path::{Path, PathBuf};
 use thiserror::Error;
 
 use super::{K3_RANKS, K3_VOCABULARY};
-use crate::checkpoint::foreign::Foreign;
-use crate::checkpoint::json::JsonError;
-use crate::checkpoint::link::LinkTrouble;
+use k3_checkpoint::foreign::Foreign;
+use k3_checkpoint::json::JsonError;
+use k3_checkpoint::link::LinkTrouble;
 
 /// One way text cannot be read or written.
 #[derive(Debug, Error)]

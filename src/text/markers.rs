@@ -10,7 +10,7 @@ use std::path::Path;
 use regex::Regex;
 
 use super::{K3_RANKS, K3_VOCABULARY, TextError, read_whole};
-use crate::checkpoint::json::{Value, parse_document};
+use k3_checkpoint::json::{Value, parse_document};
 
 /// Name of the file in a folder.
 pub const FILE_NAME: &str = "tokenizer_config.json";

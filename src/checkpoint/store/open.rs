@@ -19,11 +19,11 @@ use rayon::prelude::*;
 use thiserror::Error;
 
 use super::{Checkpoint, Entry, NO_ENTRY, Note};
-use crate::checkpoint::foreign::Foreign;
-use crate::checkpoint::header::{Form, Header, NameResolver};
-use crate::checkpoint::index::{INDEX_FILE, IndexError, MAX_SHARDS, ShardIndex};
-use crate::checkpoint::name_table::NameTable;
-use crate::checkpoint::shard::{Shard, ShardError};
+use crate::foreign::Foreign;
+use crate::header::{Form, Header, NameResolver};
+use crate::index::{INDEX_FILE, IndexError, MAX_SHARDS, ShardIndex};
+use crate::name_table::NameTable;
+use crate::shard::{Shard, ShardError};
 
 /// How many names a message lists before it only counts.
 const LISTED: usize = 8;

@@ -8,10 +8,11 @@ use super::super::model_args::{Ids, model_dir, parse_epsilon, parse_ids};
 use super::super::output::{CommandError, OutputArgs};
 use super::super::sizes::{parse_gigabytes, parse_id, parse_size};
 use super::super::text_input::SpecialArg;
-use crate::config::MLA_NORM_EPS;
-use crate::exit::Exit;
-use crate::memory::presets;
-use crate::simcache::policy::PolicyName;
+use crate::cli::choice::choice;
+use k3_cache::policy::PolicyName;
+use k3_cache::presets;
+use k3_core::config::MLA_NORM_EPS;
+use k3_core::exit::Exit;
 
 /// Most ids to generate in one run.
 const MAX_GEN: u32 = 1_000_000;
@@ -50,7 +51,8 @@ pub struct ModelArgs {
         value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_RING)))]
     pub ring: Option<u32>,
     /// Policy of the expert cache; the default is what the laboratory recommends
-    #[arg(long, value_name = "NAME", value_enum, default_value_t = PolicyName::LayerCycle)]
+    #[arg(long, value_name = "NAME", value_parser = choice::<PolicyName>(),
+        default_value = "layer-cycle")]
     pub policy: PolicyName,
     /// Tokens of a prompt that go through a layer together
     #[arg(long, value_name = "N", default_value_t = 32,

@@ -2,11 +2,12 @@
 
 use super::super::output::CommandError;
 use super::ModelArgs;
-use crate::exit::Exit;
-use crate::host::memory;
-use crate::memory::plan::LimitOf;
-use crate::memory::{MemoryPlan, Wishes, presets};
-use crate::stream::ModelFiles;
+use k3_cache::presets;
+use k3_core::exit::Exit;
+use k3_core::host::memory;
+use k3_engine::memory::plan::LimitOf;
+use k3_engine::memory::{MemoryPlan, Wishes};
+use k3_engine::stream::ModelFiles;
 
 /// Share of the free memory that is used when nobody says how much: the rest is for others.
 const UNASKED_SHARE: f64 = 0.95;
@@ -42,7 +43,7 @@ pub fn plan(
 ) -> Result<MemoryPlan, CommandError> {
     let chunk = (args.prefill_chunk as usize).min(positions.max(1));
     let mut demand = files.demand_beside(positions, chunk, tokenizer.unwrap_or(0));
-    demand.tokenizer_bytes = tokenizer.map_or(0, |_| crate::text::RESIDENT_BYTES);
+    demand.tokenizer_bytes = tokenizer.map_or(0, |_| k3_text::RESIDENT_BYTES);
     demand.logit_rows = logit_rows;
     demand.streams_vocabulary = streams_vocabulary(args);
     // What the process already holds is in the plan and no longer in what the machine has.

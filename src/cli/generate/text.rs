@@ -7,11 +7,11 @@ use std::path::{Path, PathBuf};
 use super::super::output::{CommandError, Format};
 use super::super::text_input::{MAX_PROMPT_BYTES, SpecialArg, read_text, text_error};
 use super::{GenerateArgs, eprint_text, usage};
-use crate::exit::Exit;
-use crate::host::memory;
-use crate::model::EngineError;
-use crate::text::ranks::FILE_NAME;
-use crate::text::{K3_RANKS, K3_VOCABULARY, TextError, Tokenizer, Utf8Stream};
+use k3_core::exit::Exit;
+use k3_core::host::memory;
+use k3_engine::model::EngineError;
+use k3_text::ranks::FILE_NAME;
+use k3_text::{K3_RANKS, K3_VOCABULARY, TextError, Tokenizer, Utf8Stream};
 
 /// The vocabulary of a run.
 #[derive(Debug)]

@@ -7,17 +7,17 @@ use super::super::output::CommandError;
 use super::super::pending_file::{PendingFile, unwritable};
 use super::text::TextOutput;
 use super::{GenerateArgs, Pending, engine_error, eprint_text};
-use crate::exit::Exit;
-use crate::generate::report::StepRow;
-use crate::generate::run::{Step, Watch};
-use crate::host::interrupt::Interrupt;
-use crate::model::{Contract, EngineError};
-use crate::simcache::trace::Phase;
-use crate::simcache::trace::v1::Header;
-use crate::stream::StreamedEngine;
-use crate::stream::experts::ExpertCounters;
-use crate::stream::layers::TrunkCounters;
-use crate::stream::recorder::Recorder;
+use k3_cache::trace::Phase;
+use k3_cache::trace::v1::Header;
+use k3_core::exit::Exit;
+use k3_core::host::interrupt::Interrupt;
+use k3_engine::generate::report::StepRow;
+use k3_engine::generate::run::{Step, Watch};
+use k3_engine::model::{Contract, EngineError};
+use k3_engine::stream::StreamedEngine;
+use k3_engine::stream::experts::ExpertCounters;
+use k3_engine::stream::layers::TrunkCounters;
+use k3_engine::stream::recorder::Recorder;
 
 /// Files that the run writes, made before it.
 #[derive(Debug)]

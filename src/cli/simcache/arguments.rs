@@ -6,17 +6,17 @@ use clap::Args;
 use thiserror::Error;
 
 use super::super::output::OutputArgs;
-use crate::simcache::cache::{Requests, Reserve};
-use crate::simcache::forecast::{
-    ASSUMED_DISK_RATE, Budget, K3_FIXED_BYTES, K3_TRUNK_BYTES, Machine, PRESETS,
-};
-use crate::simcache::measured::Rung;
-use crate::simcache::order::Order;
-use crate::simcache::policy::PolicyName;
-use crate::simcache::prefetch::PrefetchPlan;
-use crate::simcache::shape::ModelShape;
-use crate::simcache::study::StudyPlan;
-use crate::simcache::trace::Trace;
+use crate::cli::choice::choice;
+use k3_cache::policy::PolicyName;
+use k3_cache::presets::PRESETS;
+use k3_cache::shape::ModelShape;
+use k3_cache::slot_table::{Requests, Reserve};
+use k3_cache::trace::Trace;
+use k3_simcache::forecast::{ASSUMED_DISK_RATE, Budget, K3_FIXED_BYTES, K3_TRUNK_BYTES, Machine};
+use k3_simcache::measured::Rung;
+use k3_simcache::order::Order;
+use k3_simcache::prefetch::PrefetchPlan;
+use k3_simcache::study::StudyPlan;
 
 /// Most slots that may be asked for: more than any model has experts.
 const MAX_SLOTS: u64 = 1 << 24;
@@ -33,16 +33,16 @@ pub struct SimcacheArgs {
     #[arg(value_name = "TRACE", required = true)]
     pub traces: Vec<PathBuf>,
     /// Order to study: as recorded, as incremental decoding asks, or both where they differ
-    #[arg(long, value_enum, default_value_t = Order::Auto)]
+    #[arg(long, value_parser = choice::<Order>(), default_value = "auto")]
     pub order: Order,
     /// What is looked up together; default: batch where demands can be made out
-    #[arg(long, value_enum)]
+    #[arg(long, value_parser = choice::<Requests>())]
     pub requests: Option<Requests>,
     /// When misses are reserved: before (early) or after (late) the batch's hits are refreshed
-    #[arg(long, value_enum, default_value_t = Reserve::Late)]
+    #[arg(long, value_parser = choice::<Reserve>(), default_value = "late")]
     pub reserve: Reserve,
     /// Replay this policy (repeatable); default: all
-    #[arg(long = "policy", value_name = "NAME", value_enum)]
+    #[arg(long = "policy", value_name = "NAME", value_parser = choice::<PolicyName>())]
     pub policies: Vec<PolicyName>,
     /// Study reading ahead: at most N experts before each layer, named by PREDICTOR, which is
     /// previous-token, most-frequent or, as the bound, perfect (repeatable)

@@ -1,8 +1,8 @@
 //! How a subject rounds: the kinds of arithmetic, and the elementary functions under them.
 
 use super::bounded::Bounded;
-use crate::compare::Precision;
-use crate::reference::arithmetic::sigmoid;
+use crate::arithmetic::sigmoid;
+use k3_core::Precision;
 
 /// Unit roundoff of f64, the precision in which the expected values are evaluated here.
 pub const EVALUATION: f64 = f64::EPSILON / 2.0;

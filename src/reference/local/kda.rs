@@ -6,9 +6,9 @@ use rayon::prelude::*;
 use super::arithmetic::{EVALUATION, Rounding};
 use super::bounded::{Bounded, Terms, gamma};
 use super::rows::BoundedRows;
-use crate::reference::formulas::Part;
-use crate::reference::kda::KdaWeights;
-use crate::reference::rows::Rows;
+use crate::formulas::Part;
+use crate::kda::KdaWeights;
+use crate::rows::Rows;
 
 /// The inputs of one convolution: the carried ones (exact) and those of this call
 /// \[kernel−1+T, P\].

@@ -4,14 +4,14 @@ use super::arithmetic::Rounding;
 use super::rows::BoundedRows;
 use super::subject::{Found, Obstacle, Subject, SubjectResidual};
 use super::{Basis, Local, LocalValues, kda, mla, mlp, residual};
-use crate::reference::error::ReferenceError;
-use crate::reference::formulas::{NormSite, Part};
-use crate::reference::kda::{KdaState, KdaWeights};
-use crate::reference::layer::{Attention, LayerState, LayerWeights, Mlp};
-use crate::reference::mla::{MlaCache, MlaWeights, MlaWidths};
-use crate::reference::moe::MoeWeights;
-use crate::reference::released::opens_block;
-use crate::stages::{Stage, StageDump};
+use crate::error::ReferenceError;
+use crate::formulas::{NormSite, Part};
+use crate::kda::{KdaState, KdaWeights};
+use crate::layer::{Attention, LayerState, LayerWeights, Mlp};
+use crate::mla::{MlaCache, MlaWeights, MlaWidths};
+use crate::moe::MoeWeights;
+use crate::released::opens_block;
+use k3_core::stages::{Stage, StageDump};
 
 /// Recomputes every stage of a layer that the dump has. `before` and `state` are what the layer
 /// found: the subject's running sum and banks, and the state carried from earlier calls

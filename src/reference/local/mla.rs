@@ -10,8 +10,8 @@
 use super::arithmetic::Rounding;
 use super::bounded::{Bounded, Terms};
 use super::rows::{BoundedRows, SoftmaxWeights};
-use crate::reference::mla::{MlaWeights, MlaWidths};
-use crate::reference::released::attention_scale;
+use crate::mla::{MlaWeights, MlaWidths};
+use crate::released::attention_scale;
 
 /// The query \[T, heads·(nope+rope)\]: q_a, its norm, q_b.
 #[must_use]

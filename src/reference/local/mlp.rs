@@ -3,12 +3,12 @@
 use super::arithmetic::Rounding;
 use super::bounded::{Bounded, Terms};
 use super::rows::BoundedRows;
-use crate::config::RawConfig;
-use crate::reference::error::ReferenceError;
-use crate::reference::formulas::RELEASED;
-use crate::reference::moe::{MlpWeights, MoeWeights};
-use crate::reference::released::{RENORMALISE_EPS, select};
-use crate::reference::rows::Matrix;
+use crate::error::ReferenceError;
+use crate::formulas::RELEASED;
+use crate::moe::{MlpWeights, MoeWeights};
+use crate::released::{RENORMALISE_EPS, select};
+use crate::rows::Matrix;
+use k3_core::config::RawConfig;
 
 /// down · SiTU(gate·x, up·x).
 #[must_use]

@@ -34,7 +34,7 @@
 //! ([`arithmetic::Rounding::narrow_store`]). What no engine keeps narrower than f32 has the bounds
 //! of an f32 engine ([`arithmetic::Rounding::single`]). gates/PRECISION.md tables both. Running
 //! error bounds over long sums are wide in so few bits: for such a subject the comparison end to
-//! end counts too ([`crate::layers::judge`]).
+//! end counts too (`k3_gates::layers::judge`).
 //!
 //! Stages that only hand a value on (`embed`, `attn_mix` while there is no bank) have the bound 0.
 //! A single rounding (`mla.k_rope`, `moe.latent`, `kda.conv`, logits) comes to half an ULP and the
@@ -90,9 +90,9 @@ use super::layer::Pass;
 use super::model::{ClosingWeights, Model, embed};
 use super::released::{norm_eps, opens_block};
 use super::{AsComputed, RELEASED};
-use crate::compare::{Budget, Comparison, compare};
-use crate::config::RawConfig;
-use crate::stages::{Stage, StageDump, StageKey, StageValues};
+use k3_core::compare::{Budget, Comparison, compare};
+use k3_core::config::RawConfig;
+use k3_core::stages::{Stage, StageDump, StageKey, StageValues};
 
 /// What all recomputation needs to know.
 #[derive(Debug, Clone, Copy)]

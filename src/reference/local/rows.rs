@@ -4,8 +4,8 @@ use rayon::prelude::*;
 
 use super::arithmetic::{EVALUATION, Rounding};
 use super::bounded::{Bounded, Terms, gamma};
-use crate::reference::released::L2_NORM_EPS;
-use crate::reference::rows::{Matrix, dots};
+use crate::released::L2_NORM_EPS;
+use crate::rows::{Matrix, dots};
 
 /// Rows (tokens) of one width, row-major.
 #[derive(Debug, Clone, PartialEq)]

@@ -2,10 +2,10 @@
 
 use super::rows::BoundedRows;
 use super::{Local, LocalStage, LocalValues, Skipped};
-use crate::reference::error::ReferenceError;
-use crate::reference::residual::Residual;
-use crate::reference::rows::Rows;
-use crate::stages::{Stage, StageDump, StageKey, StageValues};
+use crate::error::ReferenceError;
+use crate::residual::Residual;
+use crate::rows::Rows;
+use k3_core::stages::{Stage, StageDump, StageKey, StageValues};
 
 /// A value out of the dump, or the stage that the dump lacks.
 pub type Found<T> = Result<T, StageKey>;

@@ -6,7 +6,7 @@ use super::super::moe::MoeWeights;
 use super::super::released::{self, RENORMALISE_EPS};
 use super::super::rows::Rows;
 use super::{ReferenceMutant, mutant};
-use crate::config::RawConfig;
+use k3_core::config::RawConfig;
 
 /// The chosen in ascending order.
 fn ascending(mut chosen: Vec<usize>) -> Vec<usize> {

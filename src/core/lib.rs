@@ -1,0 +1,16 @@
+//! What every crate shares: the stages' names, the comparison record, precisions, the numbered
+//! clauses, the raw configuration, exit codes, random numbers, and facts about the host.
+//!
+//! Nothing here computes the model or reads a checkpoint.
+
+pub mod choice;
+pub mod clauses;
+pub mod compare;
+pub mod config;
+pub mod exit;
+pub mod host;
+mod precision;
+pub mod random;
+pub mod stages;
+
+pub use precision::Precision;

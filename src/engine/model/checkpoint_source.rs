@@ -1,0 +1,48 @@
+//! The engine's tensors from a checkpoint on disk, through the strict reader.
+//!
+//! Dtype and shape are compared with what the configuration implies before anything is read.
+
+use rayon::prelude::*;
+
+use super::{EngineError, TensorSpec, WeightSource};
+use crate::kernels::matrix::SharedBytes;
+use k3_checkpoint::Checkpoint;
+
+/// What is read in one piece.
+const PART_BYTES: usize = 1 << 24;
+
+/// A tensor that is not what the configuration implies.
+#[derive(Debug, thiserror::Error)]
+enum Unfit {
+    #[error("missing from {0}")]
+    Missing(String),
+    #[error("expected {expected}, got {got}")]
+    Other { expected: String, got: String },
+}
+
+impl WeightSource for Checkpoint {
+    fn tensor(&self, spec: &TensorSpec) -> Result<SharedBytes, EngineError> {
+        let Some(info) = self.tensor(&spec.name) else {
+            let folder = self.folder().display().to_string();
+            return Err(EngineError::source(&spec.name, Unfit::Missing(folder)));
+        };
+        if (info.dtype, info.shape) != (spec.dtype, spec.shape.as_slice()) {
+            let expected = format!("{} {:?}", spec.dtype.name(), spec.shape);
+            let got = format!("{} {:?}", info.dtype.name(), info.shape);
+            return Err(EngineError::source(&spec.name, Unfit::Other { expected, got }));
+        }
+        let read = |buffer: &mut [u8]| {
+            // Side by side where the caller brings threads; nowhere is the global pool begun.
+            if rayon::current_thread_index().is_none() {
+                return self.read_into(&info, 0..info.byte_len, buffer);
+            }
+            let parts = buffer.par_chunks_mut(PART_BYTES).enumerate();
+            parts.try_for_each(|(part, buffer)| {
+                let first = (part * PART_BYTES) as u64;
+                self.read_into(&info, first..first + buffer.len() as u64, buffer)
+            })
+        };
+        let bytes = SharedBytes::filled(info.byte_len as usize, read);
+        bytes.map_err(|error| EngineError::source(&spec.name, error))
+    }
+}

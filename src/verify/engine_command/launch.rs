@@ -1,0 +1,292 @@
+//! One launch of a foreign engine: start it, wait no longer than allowed, read what it wrote.
+
+use std::fs::{self, File};
+use std::os::unix::process::CommandExt as _;
+use std::path::Path;
+use std::process::{Child, Command, ExitStatus, Stdio};
+use std::time::{Duration, Instant};
+
+use thiserror::Error;
+
+use super::Template;
+use crate::compare::{LogitFileError, looks_like_safetensors, raw_values};
+use crate::tensor_file::{TensorFileError, parse_file};
+use k3_core::stages::StageValues;
+
+/// How often a running command is looked at.
+const PATIENCE: Duration = Duration::from_millis(5);
+/// Characters shown of a line that a command printed.
+const SHOWN: usize = 200;
+
+/// Why a launch yields no answer.
+#[derive(Debug, Error)]
+pub enum LaunchError {
+    /// The program cannot be started, or its files cannot be made.
+    #[error("cannot be started: {0}")]
+    Start(std::io::Error),
+    /// It ended with another status than 0.
+    #[error("ended with {status}{said}")]
+    Status {
+        /// Exit code or signal.
+        status: String,
+        /// The last line of stderr, after a colon, or nothing.
+        said: String,
+    },
+    /// It took too long and was ended.
+    #[error("did not end within {0} s and was stopped")]
+    Timeout(u64),
+    /// It did not write the logits.
+    #[error("wrote no logits: the file named by {{logits}} is not there")]
+    NoLogits,
+    /// The logits are damaged.
+    #[error("logits: {0}")]
+    Damaged(String),
+    /// The number of logits fits no number of rows.
+    #[error("logits: expected {expected} rows of {vocabulary}, got {got}")]
+    Rows {
+        /// The row counts that have a meaning.
+        expected: String,
+        /// Size of a row.
+        vocabulary: usize,
+        /// What was written.
+        got: String,
+    },
+    /// A logit is NaN or infinite.
+    #[error("logits: {count} of {total} are not finite, first in row {row}, id {id}")]
+    NotFinite {
+        /// How many.
+        count: usize,
+        /// Of how many.
+        total: usize,
+        /// Row of the first.
+        row: usize,
+        /// Its id.
+        id: usize,
+    },
+    /// No line of stdout is a list of ids.
+    #[error("printed no ids: expected {expected} ids with commas, got {got}")]
+    Ids {
+        /// How many were asked for.
+        expected: usize,
+        /// The last line, or a number of ids.
+        got: String,
+    },
+}
+
+/// What a launch yields.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Output {
+    /// The generated ids.
+    pub ids: Vec<u32>,
+    /// Rows of logits.
+    pub rows: usize,
+    /// `[rows, vocabulary]`.
+    pub logits: Vec<f64>,
+}
+
+/// Runs the command once on `ids` and reads its answer.
+///
+/// # Errors
+///
+/// [`LaunchError`], one line each.
+pub fn launch(
+    template: &Template,
+    model: &Path,
+    ids: &[u32],
+    generate: usize,
+    vocabulary: usize,
+) -> Result<Output, LaunchError> {
+    let scratch = tempfile::Builder::new()
+        .prefix("k3-verify-engine-")
+        .tempdir()
+        .map_err(LaunchError::Start)?;
+    let logits = scratch.path().join("logits");
+    let list: Vec<String> = ids.iter().map(u32::to_string).collect();
+    let model = model.canonicalize().map_err(LaunchError::Start)?;
+    let words = template.filled([
+        &model.to_string_lossy(),
+        &list.join(","),
+        &generate.to_string(),
+        &logits.to_string_lossy(),
+    ]);
+    let stdout = scratch.path().join("stdout");
+    let stderr = scratch.path().join("stderr");
+    let to_file = |path: &Path| File::create(path).map(Stdio::from).map_err(LaunchError::Start);
+    let child = Command::new(&words[0])
+        .args(&words[1..])
+        .stdin(Stdio::null())
+        .stdout(to_file(&stdout)?)
+        .stderr(to_file(&stderr)?)
+        // A group of its own, so that what it started can be ended with it.
+        .process_group(0)
+        .spawn()
+        .map_err(LaunchError::Start)?;
+    let status = wait(child, template.timeout)?;
+    if !status.success() {
+        let said = last_line(&read_text(&stderr));
+        let said = said.map_or_else(String::new, |line| format!(": {line}"));
+        let status = status.to_string();
+        return Err(LaunchError::Status { status, said });
+    }
+    let (rows, values) = read_logits(&logits, vocabulary)?;
+    let ids = read_ids(&read_text(&stdout), ids, generate)?;
+    Ok(Output { ids, rows, logits: values })
+}
+
+fn wait(mut child: Child, timeout: Duration) -> Result<ExitStatus, LaunchError> {
+    let end = Instant::now() + timeout;
+    loop {
+        if let Some(status) = child.try_wait().map_err(LaunchError::Start)? {
+            return Ok(status);
+        }
+        if Instant::now() >= end {
+            stop(&mut child);
+            return Err(LaunchError::Timeout(timeout.as_secs()));
+        }
+        std::thread::sleep(PATIENCE);
+    }
+}
+
+fn stop(child: &mut Child) {
+    let group = i32::try_from(child.id()).ok().and_then(rustix::process::Pid::from_raw);
+    if let Some(group) = group {
+        // It may have ended in this moment; then there is nothing to stop.
+        let _ = rustix::process::kill_process_group(group, rustix::process::Signal::KILL);
+    }
+    let _ = child.wait();
+}
+
+fn read_text(path: &Path) -> String {
+    let bytes = fs::read(path).unwrap_or_default();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+fn last_line(text: &str) -> Option<String> {
+    let line = text.lines().map(str::trim).rfind(|line| !line.is_empty())?;
+    Some(line.chars().take(SHOWN).collect())
+}
+
+/// Raw f32 or safetensors; at least one row, every value finite.
+fn read_logits(path: &Path, vocabulary: usize) -> Result<(usize, Vec<f64>), LaunchError> {
+    let bytes = fs::read(path).map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => LaunchError::NoLogits,
+        _ => LaunchError::Start(error),
+    })?;
+    let whole_rows =
+        |got: String| LaunchError::Rows { expected: "whole".to_owned(), vocabulary, got };
+    let values = if looks_like_safetensors(&bytes) {
+        let (shape, values) = safetensors_logits(path, &bytes)?;
+        if shape.last() != Some(&vocabulary) {
+            return Err(whole_rows(format!("shape {shape:?}")));
+        }
+        values
+    } else {
+        raw_values(path, &bytes).map_err(|error| match error {
+            LogitFileError::Empty { .. } => LaunchError::Damaged("the file is empty".to_owned()),
+            _ => LaunchError::Damaged(format!("{} bytes are no whole f32 values", bytes.len())),
+        })?
+    };
+    if values.is_empty() || !values.len().is_multiple_of(vocabulary) {
+        return Err(whole_rows(format!("{} values", values.len())));
+    }
+    let count = values.iter().filter(|value| !value.is_finite()).count();
+    if let Some(at) = values.iter().position(|value| !value.is_finite()) {
+        return Err(LaunchError::NotFinite {
+            count,
+            total: values.len(),
+            row: at / vocabulary,
+            id: at % vocabulary,
+        });
+    }
+    Ok((values.len() / vocabulary, values))
+}
+
+fn safetensors_logits(path: &Path, bytes: &[u8]) -> Result<(Vec<usize>, Vec<f64>), LaunchError> {
+    let damaged = |error: TensorFileError| {
+        let text = error.to_string();
+        // The path is one of ours and gone by the time anybody reads it.
+        let own = format!("{}: ", path.display());
+        LaunchError::Damaged(text.strip_prefix(&own).unwrap_or(&text).to_owned())
+    };
+    let file = parse_file(path, bytes).map_err(damaged)?;
+    let count = file.tensors.len();
+    match file.tensors.into_iter().find(|(name, _)| name == "logits") {
+        Some((_, tensor)) => match tensor.values {
+            StageValues::Real(values) => Ok((tensor.shape, values)),
+            StageValues::Ids(_) => Err(LaunchError::Damaged("they are integers".to_owned())),
+        },
+        None => Err(LaunchError::Damaged(format!(
+            "expected a tensor logits, got {count} of other names"
+        ))),
+    }
+}
+
+/// The last list of ids on stdout, or the field of a JSON text.
+fn read_ids(text: &str, given: &[u32], generate: usize) -> Result<Vec<u32>, LaunchError> {
+    let json = serde_json::from_str::<serde_json::Value>(text).ok();
+    let field = json.as_ref().and_then(|json| {
+        let ids = json.get("generated_ids")?.as_array()?;
+        let id = |id: &serde_json::Value| u32::try_from(id.as_u64()?).ok();
+        ids.iter().map(id).collect::<Option<Vec<u32>>>()
+    });
+    let found = field.or_else(|| text.lines().rev().find_map(id_line));
+    let Some(mut ids) = found else {
+        let got = last_line(text).map_or("nothing".to_owned(), |line| format!("{line:?}"));
+        let expected = generate;
+        return Err(LaunchError::Ids { expected, got });
+    };
+    if ids.len() == given.len() + generate && ids.starts_with(given) {
+        ids.drain(..given.len());
+    }
+    if ids.len() != generate {
+        return Err(LaunchError::Ids { expected: generate, got: format!("{} ids", ids.len()) });
+    }
+    Ok(ids)
+}
+
+/// A line of decimal numbers with commas or blanks between them, in brackets or not.
+fn id_line(line: &str) -> Option<Vec<u32>> {
+    let line = line.trim();
+    let inner = line.strip_prefix('[').and_then(|rest| rest.strip_suffix(']'));
+    let line = inner.unwrap_or(line);
+    let parts: Vec<&str> = line.split([',', ' ', '\t']).filter(|part| !part.is_empty()).collect();
+    let id = |part: &&str| {
+        let digits = part.bytes().all(|byte| byte.is_ascii_digit());
+        digits.then(|| part.parse().ok()).flatten()
+    };
+    let ids: Option<Vec<u32>> = parts.iter().map(id).collect();
+    ids.filter(|ids| !ids.is_empty())
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// What an engine may print, and what is no list of ids.
+    #[test]
+    fn ids_are_the_last_list_on_stdout() {
+        for text in [
+            "7,8\n",
+            "loading 3 shards\n7, 8\n\n",
+            "[7, 8]",
+            "7 8",
+            "1,2\n7,8\ndone.\n",
+            "5,6,7,8",
+            "{\"generated_ids\": [7, 8]}",
+        ] {
+            assert_eq!(read_ids(text, &[5, 6], 2).unwrap(), [7, 8], "{text:?}");
+        }
+        for (text, says) in [
+            ("", "nothing"),
+            ("done", "done"),
+            ("7", "1 ids"),
+            ("7,8,9", "3 ids"),
+            ("7,x", "7,x"),
+            ("-7,8", "-7,8"),
+            ("7,99999999999", "99999999999"),
+        ] {
+            let error = read_ids(text, &[5, 6], 2).unwrap_err().to_string();
+            assert!(error.contains(says), "{text:?}: {error}");
+        }
+    }
+}

@@ -1,0 +1,370 @@
+//! The fixtures that ship in the binary, and the same from a folder.
+//!
+//! All files are listed with size and sha256 in one manifest, which is checked in both cases. The
+//! embedded files are unpacked to a temporary folder and opened by the ordinary readers, so that
+//! nothing is tested through a back door. The mild twin is stored as the tensors in which it
+//! differs from the tiny oracle; its checkpoint is composed in the temporary folder.
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::io::Write as _;
+use std::path::{Path, PathBuf};
+
+use safetensors::SafeTensors;
+use serde::Deserialize;
+use sha2::{Digest, Sha256};
+use thiserror::Error;
+
+macro_rules! embedded {
+    ($($path:literal),+ $(,)?) => {
+        &[$(($path, include_bytes!(concat!("../../fixtures/", $path)))),+]
+    };
+}
+
+/// The list of all other files, and the file with its own hash.
+const MANIFEST: &str = "manifest.json";
+const WITNESS: &str = "manifest.sha256";
+
+/// Every file of `fixtures/`, the manifest first.
+const EMBEDDED: &[(&str, &[u8])] = embedded![
+    "manifest.json",
+    "manifest.sha256",
+    "tiny/expected.json",
+    "tiny/expected.safetensors",
+    "tiny/model/config.json",
+    "tiny/model/model-00001-of-000003.safetensors",
+    "tiny/model/model-00002-of-000003.safetensors",
+    "tiny/model/model-00003-of-000003.safetensors",
+    "tiny/model/model.safetensors.index.json",
+    "mild/config.json",
+    "mild/delta.safetensors",
+    "mild/expected.json",
+    "mild/expected.safetensors",
+    "kernels/bf16-widen.safetensors",
+    "kernels/convolution.safetensors",
+    "kernels/elementary.safetensors",
+    "kernels/gated-norm.safetensors",
+    "kernels/kda-decay.safetensors",
+    "kernels/kda-steps.safetensors",
+    "kernels/l2-norm.safetensors",
+    "kernels/mla-attention.safetensors",
+    "kernels/moe-sum.safetensors",
+    "kernels/mxfp4-decode.safetensors",
+    "kernels/residual-mix.safetensors",
+    "kernels/rms-norm.safetensors",
+    "kernels/router.safetensors",
+    "kernels/row-product.safetensors",
+    "kernels/situ.safetensors",
+    "kernels/softmax-sum.safetensors",
+    "kernels/weighted-sum.safetensors",
+];
+
+/// The config.json of every set that ships.
+pub fn embedded_configs() -> impl Iterator<Item = &'static [u8]> {
+    let configs = EMBEDDED.iter().filter(|(path, _)| path.ends_with("/config.json"));
+    configs.map(|(_, bytes)| *bytes)
+}
+
+/// Why the fixtures as a whole cannot be used.
+#[derive(Debug, Error)]
+pub enum FixtureError {
+    /// A file operation failed.
+    #[error("{path}: {source}")]
+    Io {
+        /// The file or folder.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// The manifest is not the JSON it should be.
+    #[error("{path}: {message}")]
+    Manifest {
+        /// The manifest.
+        path: PathBuf,
+        /// What is wrong.
+        message: String,
+    },
+    /// The mild twin cannot be composed.
+    #[error("{path}: {message}")]
+    Compose {
+        /// The delta or a shard.
+        path: PathBuf,
+        /// What is wrong.
+        message: String,
+    },
+}
+
+#[derive(Debug, Deserialize)]
+struct Manifest {
+    files: Vec<ManifestEntry>,
+}
+
+#[derive(Debug, Deserialize)]
+struct ManifestEntry {
+    path: String,
+    bytes: u64,
+    sha256: String,
+}
+
+/// What is wrong with one fixture file.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum FileProblem {
+    /// Listed in the manifest, not in the folder.
+    Missing,
+    /// Present, with another size or hash than the manifest says.
+    Damaged(String),
+    /// In the folder, not listed in the manifest.
+    Unlisted,
+}
+
+/// A fixture file that is not as the manifest says.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Finding {
+    /// Path below the fixture folder, with `/`.
+    pub path: String,
+    /// What is wrong with it.
+    pub problem: FileProblem,
+}
+
+impl std::fmt::Display for Finding {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match &self.problem {
+            FileProblem::Missing => write!(f, "{}: missing, the manifest lists it", self.path),
+            FileProblem::Damaged(how) => write!(f, "{}: damaged: {how}", self.path),
+            FileProblem::Unlisted => write!(f, "{}: not listed in the manifest", self.path),
+        }
+    }
+}
+
+/// Fixtures on disk, verified against their manifest.
+#[derive(Debug)]
+pub struct Fixtures {
+    /// Where they lie.
+    pub root: PathBuf,
+    /// Files checked.
+    pub checked: usize,
+    /// Files that are not as listed; sets that need one of them are not run.
+    pub findings: Vec<Finding>,
+    /// Holds unpacked and composed files for as long as they are in use.
+    scratch: tempfile::TempDir,
+}
+
+impl Fixtures {
+    /// Unpacks what ships in the binary and verifies it.
+    ///
+    /// # Errors
+    ///
+    /// [`FixtureError`] when the temporary folder cannot be written.
+    pub fn embedded() -> Result<Self, FixtureError> {
+        let scratch = scratch_folder()?;
+        let root = scratch.path().join("fixtures");
+        for (path, bytes) in EMBEDDED {
+            write_file(&root.join(path), bytes)?;
+        }
+        Self::verify(root, scratch)
+    }
+
+    /// Takes the fixtures from a folder.
+    ///
+    /// # Errors
+    ///
+    /// [`FixtureError`] when there is no readable manifest.
+    pub fn from_folder(root: &Path) -> Result<Self, FixtureError> {
+        Self::verify(root.to_owned(), scratch_folder()?)
+    }
+
+    fn verify(root: PathBuf, scratch: tempfile::TempDir) -> Result<Self, FixtureError> {
+        let path = root.join(MANIFEST);
+        let text = fs::read_to_string(&path).map_err(io_error(&path))?;
+        let manifest = parse_manifest(&path, &text)?;
+        let own_files = [MANIFEST, WITNESS];
+        let listed: BTreeSet<&str> = manifest.files.iter().map(|e| e.path.as_str()).collect();
+        let mut needed = EMBEDDED.iter().map(|(path, _)| *path);
+        if let Some(absent) = needed.find(|p| !own_files.contains(p) && !listed.contains(p)) {
+            let message = format!("files: expected an entry for {absent}, got none");
+            return Err(FixtureError::Manifest { path, message });
+        }
+        let mut findings: Vec<Finding> = check_witness(&root, &text).into_iter().collect();
+        findings.extend(manifest.files.iter().filter_map(|entry| entry.check(&root)));
+        for present in files_below(&root)? {
+            if !own_files.contains(&present.as_str()) && !listed.contains(present.as_str()) {
+                findings.push(Finding { path: present, problem: FileProblem::Unlisted });
+            }
+        }
+        Ok(Self { root, checked: manifest.files.len() + own_files.len(), findings, scratch })
+    }
+
+    /// The first missing or damaged file below `folder`.
+    #[must_use]
+    pub fn problem_below(&self, folder: &str) -> Option<&Finding> {
+        self.findings.iter().find(|finding| {
+            finding.problem != FileProblem::Unlisted && finding.path.starts_with(folder)
+        })
+    }
+
+    /// Composes the mild twin's checkpoint and returns its folder: the tiny oracle's shards and
+    /// index, with the tensors of `mild/delta.safetensors` put in their places.
+    ///
+    /// # Errors
+    ///
+    /// [`FixtureError::Compose`] when a tensor of the delta has no equal-sized place.
+    pub fn compose_mild_twin(&self) -> Result<PathBuf, FixtureError> {
+        let folder = self.scratch.path().join("mild-model");
+        let delta_path = self.root.join("mild/delta.safetensors");
+        let delta_bytes = fs::read(&delta_path).map_err(io_error(&delta_path))?;
+        let delta = SafeTensors::deserialize(&delta_bytes).map_err(|error| {
+            FixtureError::Compose { path: delta_path.clone(), message: error.to_string() }
+        })?;
+        let mut open: BTreeSet<&str> = delta.names().into_iter().collect();
+        let model = self.root.join("tiny/model");
+        for name in files_below(&model)? {
+            let source = model.join(&name);
+            let mut bytes = fs::read(&source).map_err(io_error(&source))?;
+            if name.ends_with(".safetensors") {
+                overwrite(&source, &mut bytes, &delta, &mut open)?;
+            }
+            write_file(&folder.join(&name), &bytes)?;
+        }
+        if let Some(left) = open.first() {
+            let message = format!("tensor {left}: no shard of tiny/model holds it");
+            return Err(FixtureError::Compose { path: delta_path, message });
+        }
+        let config = self.root.join("mild/config.json");
+        let bytes = fs::read(&config).map_err(io_error(&config))?;
+        write_file(&folder.join("config.json"), &bytes)?;
+        Ok(folder)
+    }
+}
+
+fn parse_manifest(path: &Path, text: &str) -> Result<Manifest, FixtureError> {
+    serde_json::from_str(text).map_err(|error| FixtureError::Manifest {
+        path: path.to_owned(),
+        message: error.to_string(),
+    })
+}
+
+/// Whether the hash that stands beside the manifest is the manifest's.
+fn check_witness(root: &Path, manifest: &str) -> Option<Finding> {
+    let expected = format!("{}  {MANIFEST}\n", hex_sha256(manifest.as_bytes()));
+    let problem = match fs::read(root.join(WITNESS)) {
+        Ok(line) if line == expected.as_bytes() => return None,
+        Ok(_) => FileProblem::Damaged(format!("it is not the hash of {MANIFEST}")),
+        Err(_) => FileProblem::Missing,
+    };
+    let path = WITNESS.to_owned();
+    Some(Finding { path, problem })
+}
+
+impl ManifestEntry {
+    fn check(&self, root: &Path) -> Option<Finding> {
+        let finding = |problem| Some(Finding { path: self.path.clone(), problem });
+        let Ok(bytes) = fs::read(root.join(&self.path)) else {
+            return finding(FileProblem::Missing);
+        };
+        if bytes.len() as u64 != self.bytes {
+            let how = format!("expected {} bytes, got {}", self.bytes, bytes.len());
+            return finding(FileProblem::Damaged(how));
+        }
+        let hash = hex_sha256(&bytes);
+        if hash != self.sha256 {
+            let how = format!("expected sha256 {}, got {hash}", self.sha256);
+            return finding(FileProblem::Damaged(how));
+        }
+        None
+    }
+}
+
+/// Puts the delta's tensors that this shard holds in their places and strikes them off `open`.
+fn overwrite(
+    path: &Path,
+    shard: &mut [u8],
+    delta: &SafeTensors<'_>,
+    open: &mut BTreeSet<&str>,
+) -> Result<(), FixtureError> {
+    let compose = |message| FixtureError::Compose { path: path.to_owned(), message };
+    let (header_bytes, metadata) =
+        SafeTensors::read_metadata(shard).map_err(|error| compose(error.to_string()))?;
+    for (name, view) in delta.iter() {
+        let Some(info) = metadata.info(name) else {
+            continue;
+        };
+        if info.dtype != view.dtype() || info.shape != view.shape() {
+            return Err(compose(format!(
+                "tensor {name}: expected {:?} {:?}, got {:?} {:?} in the delta",
+                info.dtype,
+                info.shape,
+                view.dtype(),
+                view.shape()
+            )));
+        }
+        let start = 8 + header_bytes + info.data_offsets.0;
+        shard[start..start + view.data().len()].copy_from_slice(view.data());
+        open.remove(name);
+    }
+    Ok(())
+}
+
+/// Lower-case hexadecimal sha256.
+#[must_use]
+pub fn hex_sha256(bytes: &[u8]) -> String {
+    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+}
+
+fn io_error(path: &Path) -> impl FnOnce(std::io::Error) -> FixtureError + use<> {
+    let path = path.to_owned();
+    move |source| FixtureError::Io { path, source }
+}
+
+fn scratch_folder() -> Result<tempfile::TempDir, FixtureError> {
+    tempfile::Builder::new().prefix("k3-verify-").tempdir().map_err(io_error(&std::env::temp_dir()))
+}
+
+fn write_file(path: &Path, bytes: &[u8]) -> Result<(), FixtureError> {
+    if let Some(parent) = path.parent() {
+        fs::create_dir_all(parent).map_err(io_error(parent))?;
+    }
+    let mut file = fs::File::create(path).map_err(io_error(path))?;
+    file.write_all(bytes).map_err(io_error(path))
+}
+
+/// Paths of all files below `root`, relative to it, sorted.
+fn files_below(root: &Path) -> Result<Vec<String>, FixtureError> {
+    let mut found = Vec::new();
+    let mut folders = vec![String::new()];
+    while let Some(folder) = folders.pop() {
+        let path = root.join(&folder);
+        for entry in fs::read_dir(&path).map_err(io_error(&path))? {
+            let entry = entry.map_err(io_error(&path))?;
+            let name = format!("{folder}{}", entry.file_name().to_string_lossy());
+            if entry.path().is_dir() {
+                folders.push(name + "/");
+            } else {
+                found.push(name);
+            }
+        }
+    }
+    found.sort();
+    Ok(found)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A file that is committed and not embedded would be checked from a folder only.
+    #[test]
+    fn every_file_of_the_folder_is_embedded() {
+        let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures");
+        let on_disk = files_below(&folder).unwrap();
+        let mut embedded: Vec<_> = EMBEDDED.iter().map(|(path, _)| (*path).to_owned()).collect();
+        embedded.sort();
+        assert_eq!(embedded, on_disk);
+    }
+
+    /// The published sha256 of the three letters "abc".
+    #[test]
+    fn sha256_has_its_published_value() {
+        let expected = "ba7816bf8f01cfea414140de5dae2223b00361a396177a9cb410ff61f20015ad";
+        assert_eq!(hex_sha256(b"abc"), expected);
+    }
+}

@@ -1,0 +1,237 @@
+//! The journal of a run: one line of JSON per finished row, behind a line that says what was asked.
+//!
+//! A run that was stopped goes on where it was, if it asks the same of the same bytes. A line that
+//! was cut short is dropped with all behind it. Beside it lies the chain, as safetensors in F64:
+//! the reference's stream after the last finished layer.
+
+use std::collections::BTreeMap;
+use std::fs::{self, File, OpenOptions};
+use std::io::{self, Write};
+use std::path::{Path, PathBuf};
+
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
+use serde::{Deserialize, Serialize};
+use thiserror::Error;
+
+use super::run::Chain;
+use super::sources::Sources;
+use crate::report::layers::{LayerRow, Part, Question};
+use k3_reference::{Residual, Rows};
+
+/// File name of the journal in the output folder.
+pub const JOURNAL: &str = "journal.jsonl";
+
+/// File name of the chain.
+const CHAIN: &str = "chain.safetensors";
+
+/// What has to be equal for a run to go on.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Header {
+    /// What was asked.
+    pub question: Question,
+    /// Which bytes the subject read.
+    pub sources: Sources,
+    /// Which bytes the reference read, where they were others.
+    pub reference_sources: Option<Sources>,
+    /// Which part.
+    pub part: Option<Part>,
+}
+
+/// A finished row.
+#[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
+pub struct Entry {
+    /// The row.
+    pub row: LayerRow,
+    /// How long it took.
+    pub seconds: f64,
+}
+
+/// A journal that cannot be used.
+#[derive(Debug, Error)]
+pub enum JournalError {
+    /// The system refuses.
+    #[error("{}: {reason}", path.display())]
+    Io {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        reason: io::Error,
+    },
+    /// Not a journal.
+    #[error("{}: not a journal of a run of layers: {reason}", path.display())]
+    Foreign {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+    /// Of another run.
+    #[error("{}: the journal of another run: {what} differs", path.display())]
+    OtherRun {
+        /// The file.
+        path: PathBuf,
+        /// What.
+        what: &'static str,
+    },
+    /// A chain that does not fit.
+    #[error("{}: not a chain: {reason}", path.display())]
+    Chain {
+        /// The file.
+        path: PathBuf,
+        /// Why.
+        reason: String,
+    },
+}
+
+/// An open journal.
+#[derive(Debug)]
+pub struct Journal {
+    file: File,
+    path: PathBuf,
+}
+
+impl Journal {
+    /// Begins a new one.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn begin(folder: &Path, header: &Header) -> Result<Self, JournalError> {
+        let path = folder.join(JOURNAL);
+        let io = |reason| JournalError::Io { path: path.clone(), reason };
+        let mut file = File::create(&path).map_err(io)?;
+        write_line(&mut file, header).map_err(io)?;
+        let chain = folder.join(CHAIN);
+        if chain.exists() {
+            fs::remove_file(&chain).map_err(io)?;
+        }
+        Ok(Self { file, path })
+    }
+
+    /// Takes up one that is there; gives the finished rows.
+    ///
+    /// # Errors
+    /// Every variant of [`JournalError`] but that of the chain.
+    pub fn resume(folder: &Path, header: &Header) -> Result<(Self, Vec<Entry>), JournalError> {
+        let path = folder.join(JOURNAL);
+        let io = |reason| JournalError::Io { path: path.clone(), reason };
+        let text = fs::read_to_string(&path).map_err(io)?;
+        let mut lines = text.split_inclusive('\n');
+        let first = lines.next().unwrap_or_default();
+        let before: Header = serde_json::from_str(first)
+            .map_err(|e| JournalError::Foreign { path: path.clone(), reason: e.to_string() })?;
+        if let Some(what) = difference(&before, header) {
+            return Err(JournalError::OtherRun { path, what });
+        }
+        let (mut kept, mut entries) = (first.len() as u64, Vec::new());
+        for line in lines {
+            let whole = line.ends_with('\n');
+            let Some(entry) = serde_json::from_str(line).ok().filter(|_| whole) else {
+                break;
+            };
+            entries.push(entry);
+            kept += line.len() as u64;
+        }
+        let file = OpenOptions::new().append(true).open(&path).map_err(io)?;
+        file.set_len(kept).map_err(io)?;
+        Ok((Self { file, path }, entries))
+    }
+
+    /// Adds a finished row.
+    ///
+    /// # Errors
+    /// The file cannot be written.
+    pub fn add(&mut self, row: &LayerRow, seconds: f64) -> Result<(), JournalError> {
+        let row = row.clone();
+        let written = write_line(&mut self.file, &Entry { row, seconds });
+        written.map_err(|reason| JournalError::Io { path: self.path.clone(), reason })
+    }
+}
+
+fn write_line(file: &mut File, value: &impl Serialize) -> io::Result<()> {
+    let mut line = serde_json::to_vec(value)?;
+    line.push(b'\n');
+    file.write_all(&line)?;
+    file.sync_data()
+}
+
+fn difference(before: &Header, now: &Header) -> Option<&'static str> {
+    let pairs = [
+        ("the program's version", before.question.program != now.question.program),
+        ("what was asked", before.question != now.question),
+        ("the part", before.part != now.part),
+        ("the checkpoint", before.sources != now.sources),
+        ("the reference's checkpoint", before.reference_sources != now.reference_sources),
+    ];
+    pairs.into_iter().find(|(_, differs)| *differs).map(|(what, _)| what)
+}
+
+/// Writes the chain under a temporary name, then renames.
+///
+/// # Errors
+/// The file cannot be written.
+pub fn write_chain(folder: &Path, chain: &Chain) -> Result<(), JournalError> {
+    let path = folder.join(CHAIN);
+    let Some(residual) = &chain.residual else {
+        return Ok(());
+    };
+    let mut streams = vec![("sum".to_owned(), &residual.sum)];
+    let banks = residual.banks.iter().enumerate();
+    streams.extend(banks.map(|(index, bank)| (format!("bank.{index}"), bank)));
+    let bytes: Vec<Vec<u8>> = streams
+        .iter()
+        .map(|(_, rows)| rows.values.iter().flat_map(|v| v.to_le_bytes()).collect())
+        .collect();
+    let refused = |reason: String| JournalError::Chain { path: path.clone(), reason };
+    let mut views = Vec::new();
+    for ((name, rows), bytes) in streams.iter().zip(&bytes) {
+        let shape = vec![rows.count(), rows.width];
+        let view = TensorView::new(Dtype::F64, shape, bytes);
+        views.push((name.clone(), view.map_err(|error| refused(error.to_string()))?));
+    }
+    let note = [("next_layer".to_owned(), chain.next.to_string())];
+    let encoded = safetensors::serialize(views, Some(note.into_iter().collect()));
+    let encoded = encoded.map_err(|error| refused(error.to_string()))?;
+    let write = || -> io::Result<()> {
+        let mut file = tempfile::NamedTempFile::new_in(folder)?;
+        file.write_all(&encoded)?;
+        file.persist(&path).map_err(|error| error.error)?;
+        Ok(())
+    };
+    let path = path.clone();
+    write().map_err(|reason| JournalError::Io { path, reason })
+}
+
+/// Reads the chain, if there is one.
+///
+/// # Errors
+/// It is damaged.
+pub fn read_chain(folder: &Path) -> Result<Option<Chain>, JournalError> {
+    let path = folder.join(CHAIN);
+    let bytes = match fs::read(&path) {
+        Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
+        other => other.map_err(|reason| JournalError::Io { path: path.clone(), reason })?,
+    };
+    let refused = |reason: String| JournalError::Chain { path: path.clone(), reason };
+    let (_, metadata) = SafeTensors::read_metadata(&bytes).map_err(|e| refused(e.to_string()))?;
+    let notes = metadata.metadata().clone().unwrap_or_default();
+    let next = notes.get("next_layer").and_then(|next| next.parse().ok());
+    let next = next.ok_or_else(|| refused("no next_layer in it".to_owned()))?;
+    let file = SafeTensors::deserialize(&bytes).map_err(|error| refused(error.to_string()))?;
+    let mut streams = BTreeMap::new();
+    for (name, view) in file.iter() {
+        if view.dtype() != Dtype::F64 || view.shape().len() != 2 {
+            return Err(refused(format!("{name} is not F64 [T, E]")));
+        }
+        let words = view.data().as_chunks::<8>().0.iter();
+        let values = words.map(|word| f64::from_le_bytes(*word)).collect();
+        let width = view.shape()[1];
+        streams.insert(name.to_owned(), Rows { width, values });
+    }
+    let sum = streams.remove("sum").ok_or_else(|| refused("no sum in it".to_owned()))?;
+    let mut banks = Vec::new();
+    while let Some(bank) = streams.remove(&format!("bank.{}", banks.len())) {
+        banks.push(bank);
+    }
+    Ok(Some(Chain { next, residual: Some(Residual { sum, banks }) }))
+}

@@ -1,0 +1,351 @@
+//! Who is judged: our engine, one layer at a time on given input, or the dump of another engine.
+
+use std::ops::Range;
+use std::path::Path;
+use std::sync::Arc;
+
+use super::again::{Again, Extent};
+use crate::tensor_file::{TensorFileError, read_tensors};
+use k3_checkpoint::Checkpoint;
+use k3_core::Precision;
+use k3_core::config::RawConfig;
+use k3_core::stages::{NoStages, Stage, StageDump, StageKey, StageTensor, StageValues};
+use k3_engine::model::{
+    AttentionKind, Bench, EngineError, EngineOptions, LayerWeights, OnDemand, Operations,
+    Residual as EngineResidual, Shape, State, Weights,
+};
+use k3_reference::local::SubjectResidual;
+use k3_reference::local::rows::BoundedRows;
+use k3_reference::rounding::kept_in;
+use k3_reference::{Residual, Rows};
+
+/// The engine, or a wrong variant of it.
+#[derive(Debug)]
+pub struct EngineSubject<O: Operations + ?Sized> {
+    operations: Arc<O>,
+    checkpoint: Arc<Checkpoint>,
+    shape: Shape,
+    bench: Bench<O>,
+    options: EngineOptions,
+    again: Again,
+}
+
+/// The stages of a subject, and some or all of them computed another way.
+#[derive(Debug)]
+pub struct Computed {
+    /// What is judged.
+    pub stages: StageDump,
+    /// What its bits are held to, or why that could not be computed.
+    pub again: Result<StageDump, EngineError>,
+}
+
+impl<O: Operations + ?Sized + 'static> EngineSubject<O> {
+    /// An engine that reads `checkpoint` a layer at a time; chunks of at most
+    /// `options.chunk_tokens`.
+    ///
+    /// # Errors
+    /// The config contradicts itself, or the threads cannot be started.
+    pub fn new(
+        operations: Arc<O>,
+        config: &RawConfig,
+        checkpoint: Arc<Checkpoint>,
+        options: EngineOptions,
+    ) -> Result<Self, EngineError> {
+        let shape = Shape::derive(&*operations, config)?;
+        let experts = OnDemand {
+            shape: shape.clone(),
+            source: Arc::clone(&checkpoint),
+            operations: Arc::clone(&operations),
+        };
+        let bench = Bench::new(Arc::clone(&operations), shape.clone(), Box::new(experts), options)?;
+        let way = (operations.path(), options);
+        let extent = Extent::of(&shape);
+        let again = Again::new(shape.clone(), Arc::clone(&checkpoint), way, extent)?;
+        Ok(Self { operations, checkpoint, shape, bench, options, again })
+    }
+
+    /// What it computes with.
+    #[must_use]
+    pub fn operations(&self) -> &O {
+        &self.operations
+    }
+
+    /// How it runs.
+    #[must_use]
+    pub fn options(&self) -> EngineOptions {
+        self.options
+    }
+
+    /// Computes another part of each layer again than its width asks for.
+    ///
+    /// # Errors
+    /// The threads cannot be started.
+    pub fn repeat(&mut self, extent: Extent) -> Result<(), EngineError> {
+        let way = (self.operations.path(), self.options);
+        let (shape, checkpoint) = (self.shape.clone(), Arc::clone(&self.checkpoint));
+        self.again = Again::new(shape, checkpoint, way, extent)?;
+        Ok(())
+    }
+
+    /// What is computed again, and how.
+    #[must_use]
+    pub fn again(&self) -> &str {
+        self.again.way()
+    }
+
+    /// All stages of layer `layer` on `input`, fed in calls of the given numbers of tokens from
+    /// the empty state. After the first call another sequence takes a turn.
+    ///
+    /// # Errors
+    /// A tensor that is missing or damaged, or what the layer itself refuses.
+    pub fn layer(
+        &mut self,
+        layer: usize,
+        input: &Residual,
+        calls: &[usize],
+    ) -> Result<Computed, EngineError> {
+        let operations = Arc::clone(&self.operations);
+        let weights = LayerWeights::load(&*operations, &self.shape, &*self.checkpoint, layer)?;
+        self.reset(layer);
+        let mut dump = StageDump::default();
+        let (mut first, repeated) = (0, self.again.first_call(calls));
+        for (call, &tokens) in calls.iter().enumerate() {
+            if call == repeated {
+                self.again.carry(layer, &self.bench.state);
+            }
+            let mut residual = rows_of(input, first..first + tokens);
+            self.bench.begin_chunk();
+            self.bench.layer(layer, &weights, &mut residual, &mut dump)?;
+            self.fill_foreign_caches(layer, first + tokens);
+            self.bench.end_chunk(tokens);
+            if first == 0 && calls.len() > 1 {
+                self.other_sequence(layer, &weights, input)?;
+            }
+            first += tokens;
+        }
+        let rows = calls[..repeated].iter().sum()..first;
+        Ok(Computed { stages: dump, again: self.again.layer(layer, &weights, (input, rows)) })
+    }
+
+    /// Feeds the last row of `input` to an empty state of its own, which must leave no trace in the
+    /// sequence that is judged.
+    fn other_sequence(
+        &mut self,
+        layer: usize,
+        weights: &LayerWeights,
+        input: &Residual,
+    ) -> Result<(), EngineError> {
+        let kept = std::mem::replace(&mut self.bench.state, State::new(&self.shape));
+        let rows = input.sum.count();
+        let mut residual = rows_of(input, rows - 1..rows);
+        self.bench.begin_chunk();
+        let fed = self.bench.layer(layer, weights, &mut residual, &mut NoStages);
+        self.bench.end_chunk(1);
+        self.bench.state = kept;
+        fed
+    }
+
+    /// The embedding rows of ids.
+    ///
+    /// # Errors
+    /// A tensor that is missing, or an id outside the vocabulary.
+    pub fn embed(&mut self, ids: &[u32], calls: &[usize]) -> Result<StageDump, EngineError> {
+        let weights = Weights::load(&*self.operations, &self.shape, &*self.checkpoint)?;
+        let mut dump = StageDump::default();
+        let mut first = 0;
+        for &tokens in calls {
+            self.bench.embed(&weights, &ids[first..first + tokens], &mut dump)?;
+            first += tokens;
+        }
+        Ok(dump)
+    }
+
+    /// Output mix, final norm and logits on `input`.
+    ///
+    /// # Errors
+    /// A tensor that is missing, or logits that are not finite.
+    pub fn closing(&mut self, input: &Residual, calls: &[usize]) -> Result<Computed, EngineError> {
+        let weights = Weights::load(&*self.operations, &self.shape, &*self.checkpoint)?;
+        let mut dump = StageDump::default();
+        let mut first = 0;
+        for &tokens in calls {
+            let residual = rows_of(input, first..first + tokens);
+            self.bench.closing(&weights, &residual, &mut dump)?;
+            first += tokens;
+        }
+        let repeated = calls[..self.again.first_call(calls)].iter().sum();
+        Ok(Computed { stages: dump, again: self.again.closing(&weights, (input, repeated..first)) })
+    }
+
+    /// The empty state for this layer. Other layers' slots are never looked at by a right engine;
+    /// they hold numbers, so that one that does look shows.
+    fn reset(&mut self, layer: usize) {
+        let place = self.shape.layers[layer];
+        let state = &mut self.bench.state;
+        (state.position, state.interrupted) = (0, false);
+        for (slot, kda) in state.kda.iter_mut().enumerate() {
+            let own = place.attention == AttentionKind::Kda && slot == place.slot;
+            let foreign = if own { 0.0 } else { FOREIGN };
+            // Filled once: a released model has 440 MB of it.
+            if kda.recurrent.first() != Some(&foreign) || own {
+                kda.recurrent.fill(foreign);
+                kda.convolution.fill(foreign);
+            }
+        }
+        for cache in &mut state.mla {
+            cache.rows.clear();
+        }
+    }
+
+    /// Other layers' caches have a row for each position too, as a whole model's have after a call.
+    fn fill_foreign_caches(&mut self, layer: usize, positions: usize) {
+        let place = self.shape.layers[layer];
+        for (slot, cache) in self.bench.state.mla.iter_mut().enumerate() {
+            if !(place.attention == AttentionKind::Mla && slot == place.slot) {
+                let values = positions * self.shape.cache_width();
+                cache.rows.resize(values, FOREIGN);
+            }
+        }
+    }
+}
+
+/// What stands in the state of layers that are not at work.
+const FOREIGN: f32 = 0.75;
+
+/// Rows of a residual stream in the engine's form; the values are f32 already.
+pub(super) fn rows_of(input: &Residual, range: Range<usize>) -> EngineResidual {
+    let part = |rows: &Rows| {
+        let values = &rows.values[range.start * rows.width..range.end * rows.width];
+        values.iter().map(|value| *value as f32).collect()
+    };
+    EngineResidual { running: part(&input.sum), banks: input.banks.iter().map(part).collect() }
+}
+
+/// A dump of named stages, by any engine.
+#[derive(Debug, Clone)]
+pub struct DumpSubject {
+    /// The stages, in the names of [`k3_core::stages`].
+    pub dump: StageDump,
+    /// What it is kept in: the narrowest dtype of a stage that is not always kept in f32.
+    pub precision: Precision,
+    /// Tokens.
+    pub rows: usize,
+    /// Names that are no stage.
+    pub unknown: Vec<String>,
+}
+
+/// A dump that cannot be judged.
+#[derive(Debug, thiserror::Error)]
+pub enum DumpError {
+    /// It cannot be read.
+    #[error(transparent)]
+    File(#[from] TensorFileError),
+    /// No stage in it.
+    #[error("{path}: no tensor with the name of a stage, such as layers.0.out")]
+    NoStage {
+        /// The file.
+        path: String,
+    },
+    /// Stages of different numbers of tokens.
+    #[error("{path}: {stage} has {got} rows, {first} has {expected}")]
+    Rows {
+        /// The file.
+        path: String,
+        /// A stage.
+        stage: String,
+        /// Its rows.
+        got: usize,
+        /// The first stage.
+        first: String,
+        /// Its rows.
+        expected: usize,
+    },
+}
+
+impl DumpSubject {
+    /// Reads a dump.
+    ///
+    /// # Errors
+    /// Every variant of [`DumpError`].
+    pub fn read(path: &Path) -> Result<Self, DumpError> {
+        let (mut dump, mut unknown) = (StageDump::default(), Vec::new());
+        let mut precision = Precision::F64;
+        for (name, tensor) in read_tensors(path)? {
+            let Some(key) = StageKey::parse(&name) else {
+                unknown.push(name);
+                continue;
+            };
+            if let Some(stored) = tensor.stored {
+                // A stage that stays in f32 says nothing of a BF16 engine's other stages.
+                let stored = match kept_in(key.stage, Precision::Bf16) {
+                    Precision::Bf16 => stored,
+                    _ => stored.at_least_single(),
+                };
+                precision = precision.min(stored);
+            }
+            let (shape, values) = (tensor.shape, tensor.values);
+            dump.tensors.insert(key, StageTensor { shape, values });
+        }
+        let path = path.display().to_string();
+        let mut rows: Option<(usize, StageKey)> = None;
+        for (key, tensor) in dump.tensors.iter().filter(|(key, _)| !key.stage.is_state()) {
+            let got = tensor.shape.first().copied().unwrap_or(0);
+            let (expected, first) = *rows.get_or_insert((got, *key));
+            if got != expected {
+                return Err(DumpError::Rows {
+                    path,
+                    stage: key.to_string(),
+                    got,
+                    first: first.to_string(),
+                    expected,
+                });
+            }
+        }
+        let Some((rows, _)) = rows else {
+            return Err(DumpError::NoStage { path });
+        };
+        Ok(Self { dump, precision, rows, unknown })
+    }
+
+    /// The stages of one layer, or of the model.
+    #[must_use]
+    pub fn layer(&self, layer: Option<usize>) -> StageDump {
+        let of_layer = self.dump.tensors.iter().filter(|(key, _)| key.layer == layer);
+        StageDump { tensors: of_layer.map(|(key, tensor)| (*key, tensor.clone())).collect() }
+    }
+
+    /// The running sum and the banks before layer `layer` (or before the closing stages, for the
+    /// number of layers), as the dump has them.
+    #[must_use]
+    pub fn before(&self, layer: usize, block: usize, width: usize) -> SubjectResidual {
+        let sum_before = |layer: usize| {
+            let key = match layer.checked_sub(1) {
+                Some(before) => StageKey::layer(before, Stage::Out),
+                None => StageKey::model(Stage::Embed),
+            };
+            match self.dump.tensors.get(&key).map(|tensor| &tensor.values) {
+                Some(StageValues::Real(values)) if values.len() == self.rows * width => {
+                    Ok(BoundedRows::exact(width, values))
+                }
+                _ => Err(key),
+            }
+        };
+        SubjectResidual {
+            rows: self.rows,
+            sum: sum_before(layer),
+            banks: (0..layer).step_by(block).map(sum_before).collect(),
+        }
+    }
+}
+
+/// A stream of which nothing is lacking.
+#[must_use]
+pub fn complete(before: &SubjectResidual) -> Option<Residual> {
+    let rows = |rows: &BoundedRows| Rows {
+        width: rows.width,
+        values: rows.items.iter().map(|item| item.value).collect(),
+    };
+    let banks: Option<Vec<Rows>> =
+        before.banks.iter().map(|bank| bank.as_ref().ok().map(rows)).collect();
+    Some(Residual { sum: rows(before.sum.as_ref().ok()?), banks: banks? })
+}

@@ -1,0 +1,246 @@
+//! Answer files: safetensors whose values are wanted as f64 or as ids.
+//!
+//! Evidence, dumps and fixtures come in through here. F64, F32, F16 and BF16 widen exactly to f64;
+//! I32 and I64 become ids; U8 is kept as ids too. Checkpoints are not read with this module.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+
+use safetensors::tensor::TensorView;
+use safetensors::{Dtype, SafeTensors};
+use thiserror::Error;
+
+use k3_core::Precision;
+use k3_core::stages::{StageDump, StageValues};
+
+/// Name of the tensor that holds the ids a dump was made from, I32 \[T\].
+pub const IDS: &str = "ids";
+
+/// Why an answer file cannot be read.
+#[derive(Debug, Error)]
+pub enum TensorFileError {
+    /// Missing or unreadable.
+    #[error("{path}: {source}")]
+    Read {
+        /// The file.
+        path: PathBuf,
+        /// What the system said.
+        source: std::io::Error,
+    },
+    /// Not a sound safetensors file.
+    #[error("{path}: {message}")]
+    Header {
+        /// The file.
+        path: PathBuf,
+        /// What is wrong.
+        message: String,
+    },
+    /// A tensor whose dtype is not one that answers come in.
+    #[error("{path}: tensor {name}: expected a float or integer dtype, got {got}")]
+    Dtype {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// Its dtype.
+        got: String,
+    },
+    /// An integer that is not an id.
+    #[error("{path}: tensor {name}: expected ids below 2^31, got {got}")]
+    Id {
+        /// The file.
+        path: PathBuf,
+        /// The tensor.
+        name: String,
+        /// The value.
+        got: i64,
+    },
+}
+
+/// The values of one tensor.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TensorValues {
+    /// Dimensions, outermost first.
+    pub shape: Vec<usize>,
+    /// Row-major values.
+    pub values: StageValues,
+    /// Whether the file held F32 (or narrower) rather than F64.
+    pub is_f32: bool,
+    /// The floating-point precision in which the file held it; none for integers.
+    pub stored: Option<Precision>,
+}
+
+/// A file's tensors with the texts of its header.
+#[derive(Debug, Clone, PartialEq)]
+pub struct TensorFile {
+    /// The tensors by name.
+    pub tensors: BTreeMap<String, TensorValues>,
+    /// `__metadata__` of the header; empty without one.
+    pub metadata: BTreeMap<String, String>,
+}
+
+/// Reads every tensor of the file.
+///
+/// # Errors
+///
+/// [`TensorFileError`] for a file that is missing, damaged or holds another kind of data.
+pub fn read_tensors(path: &Path) -> Result<BTreeMap<String, TensorValues>, TensorFileError> {
+    read_file(path).map(|file| file.tensors)
+}
+
+/// Reads every tensor of the file and the texts of its header.
+///
+/// # Errors
+///
+/// As [`read_tensors`].
+pub fn read_file(path: &Path) -> Result<TensorFile, TensorFileError> {
+    let bytes = std::fs::read(path)
+        .map_err(|source| TensorFileError::Read { path: path.to_owned(), source })?;
+    parse_file(path, &bytes)
+}
+
+/// [`read_file`] on bytes that have been read already; `path` is for messages.
+///
+/// # Errors
+///
+/// As [`read_tensors`].
+pub fn parse_file(path: &Path, bytes: &[u8]) -> Result<TensorFile, TensorFileError> {
+    let damaged = |error: safetensors::SafeTensorError| TensorFileError::Header {
+        path: path.to_owned(),
+        message: error.to_string(),
+    };
+    let file = SafeTensors::deserialize(bytes).map_err(damaged)?;
+    let (_, header) = SafeTensors::read_metadata(bytes).map_err(damaged)?;
+    let mut tensors = BTreeMap::new();
+    for (name, view) in file.iter() {
+        let values = decode(path, name, view.dtype(), view.data())?;
+        let stored = match view.dtype() {
+            Dtype::F64 => Some(Precision::F64),
+            Dtype::F32 => Some(Precision::F32),
+            Dtype::F16 => Some(Precision::F16),
+            Dtype::BF16 => Some(Precision::Bf16),
+            _ => None,
+        };
+        let tensor = TensorValues {
+            shape: view.shape().to_vec(),
+            values,
+            is_f32: view.dtype() != Dtype::F64,
+            stored,
+        };
+        tensors.insert(name.to_owned(), tensor);
+    }
+    let texts = header.metadata().iter().flatten();
+    let metadata = texts.map(|(k, v)| (k.clone(), v.clone())).collect();
+    Ok(TensorFile { tensors, metadata })
+}
+
+/// A tensor to write: name, shape and values. Real values are written as F64 or F32.
+#[derive(Debug, Clone, Copy)]
+pub struct TensorOut<'a> {
+    /// Full name.
+    pub name: &'a str,
+    /// Dimensions, outermost first.
+    pub shape: &'a [usize],
+    /// Row-major values, as many as the shape says.
+    pub values: &'a StageValues,
+    /// F32 rather than F64 for real values; the values must fit, as those of an f32 engine do.
+    pub as_f32: bool,
+}
+
+/// Encodes tensors as a safetensors file.
+///
+/// # Errors
+///
+/// The crate's message, when a shape does not hold its values.
+pub fn encode(
+    tensors: &[TensorOut<'_>],
+    metadata: &BTreeMap<String, String>,
+) -> Result<Vec<u8>, safetensors::SafeTensorError> {
+    let mut data = Vec::with_capacity(tensors.len());
+    for tensor in tensors {
+        data.push(match tensor.values {
+            StageValues::Ids(ids) => {
+                let bytes = ids.iter().flat_map(|id| id.to_le_bytes()).collect();
+                (Dtype::I32, bytes)
+            }
+            StageValues::Real(values) if tensor.as_f32 => {
+                let word = |value: &f64| (*value as f32).to_le_bytes();
+                (Dtype::F32, values.iter().flat_map(word).collect())
+            }
+            StageValues::Real(values) => {
+                let bytes: Vec<u8> = values.iter().flat_map(|v| v.to_le_bytes()).collect();
+                (Dtype::F64, bytes)
+            }
+        });
+    }
+    let views = tensors.iter().zip(&data).map(|(tensor, (dtype, bytes))| {
+        let view = TensorView::new(*dtype, tensor.shape.to_vec(), bytes)?;
+        Ok((tensor.name, view))
+    });
+    let views = views.collect::<Result<Vec<_>, safetensors::SafeTensorError>>()?;
+    let metadata = metadata.iter().map(|(k, v)| (k.clone(), v.clone())).collect();
+    safetensors::serialize(views, Some(metadata))
+}
+
+/// Encodes stage tensors with the ids they were made from: the tensor `ids` I32 \[T\], and texts.
+///
+/// # Errors
+///
+/// As [`encode`].
+pub fn encode_stages(
+    dump: &StageDump,
+    ids: &[u32],
+    as_f32: bool,
+    metadata: &BTreeMap<String, String>,
+) -> Result<Vec<u8>, safetensors::SafeTensorError> {
+    // Ids are below the vocabulary's size, which fits i32 by far.
+    let ids = StageValues::Ids(ids.iter().map(|id| *id as i32).collect());
+    let count = match &ids {
+        StageValues::Ids(ids) => [ids.len()],
+        StageValues::Real(_) => [0],
+    };
+    let names: Vec<String> = dump.tensors.keys().map(ToString::to_string).collect();
+    let mut tensors = vec![TensorOut { name: IDS, shape: &count, values: &ids, as_f32 }];
+    for (name, tensor) in names.iter().zip(dump.tensors.values()) {
+        tensors.push(TensorOut { name, shape: &tensor.shape, values: &tensor.values, as_f32 });
+    }
+    encode(&tensors, metadata)
+}
+
+fn decode(
+    path: &Path,
+    name: &str,
+    dtype: Dtype,
+    bytes: &[u8],
+) -> Result<StageValues, TensorFileError> {
+    let real = |values: Vec<f64>| Ok(StageValues::Real(values));
+    match dtype {
+        Dtype::F64 => real(words(bytes, f64::from_le_bytes)),
+        Dtype::F32 => real(words(bytes, |word| f64::from(f32::from_le_bytes(word)))),
+        Dtype::F16 => real(words(bytes, |word| half::f16::from_le_bytes(word).to_f64())),
+        Dtype::BF16 => real(words(bytes, |word| half::bf16::from_le_bytes(word).to_f64())),
+        Dtype::I32 => Ok(StageValues::Ids(words(bytes, i32::from_le_bytes))),
+        Dtype::U8 => Ok(StageValues::Ids(bytes.iter().map(|byte| i32::from(*byte)).collect())),
+        Dtype::I64 => {
+            let narrow = |value: i64| {
+                i32::try_from(value).map_err(|_| TensorFileError::Id {
+                    path: path.to_owned(),
+                    name: name.to_owned(),
+                    got: value,
+                })
+            };
+            let ids: Result<Vec<i32>, _> =
+                words(bytes, i64::from_le_bytes).into_iter().map(narrow).collect();
+            Ok(StageValues::Ids(ids?))
+        }
+        other => Err(TensorFileError::Dtype {
+            path: path.to_owned(),
+            name: name.to_owned(),
+            got: format!("{other:?}"),
+        }),
+    }
+}
+
+fn words<const N: usize, T>(bytes: &[u8], read: impl Fn([u8; N]) -> T) -> Vec<T> {
+    bytes.as_chunks::<N>().0.iter().map(|word| read(*word)).collect()
+}
