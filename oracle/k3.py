@@ -5,8 +5,8 @@ inner width. Matrices are kept transposed, [in, out]. Every sum runs over a risi
 accumulator per output, so results depend on the CPU only through `exp` and `tanh`.
 
 Each step is a method of its own: `sensitivity.py` overrides them one at a time to build the wrong
-implementations that the answers have to expose. Letters such as K7 name the clause of the
-specification that a step implements.
+implementations that the answers have to expose. Ids such as K7 name the clause of
+`src/MODEL.md` that a step implements.
 """
 
 import numpy as np

@@ -159,7 +159,7 @@ fn layers_and_routing_match_the_released_code() {
     assert!(largest_difference(&weights, &tiny.numbers("router_weights.released")) < 5e-5);
 }
 
-/// Every stage of PRODUCT.md comes, in its shape, whatever the chunks.
+/// Every stage is put, in its shape, whatever the chunks.
 #[test]
 fn every_stage_is_put_with_its_shape() {
     let Some(tiny) = Tiny::open() else { return };

@@ -67,7 +67,7 @@ pub const KERNELS: [(&str, &[&str]); 9] = [
 ];
 
 /// Where a mistake in a clause can first show: stages, `KDA attn_out` where only layers of that
-/// kind count. Written from the description of the model: the stage whose formula has the clause in
+/// kind count. Written from `src/MODEL.md`: the stage whose formula has the clause in
 /// it, given that every stage is judged from the subject's own inputs to it.
 const WHERE: &[(&str, &[&str])] = &[
     // Another kind of layer asks for tensors that are not there: refused, or stages are missing.

@@ -1,4 +1,5 @@
-//! The numbered clauses of the model and of the arithmetic contract, as data.
+//! The numbered clauses of the model and of the arithmetic contract, as data. `MODEL.md` has each
+//! of them in full.
 //!
 //! Gates say which clauses they can see, mutants which one they break; the kill matrix counts
 //! coverage against these two tables. L, N, R, K, M, E, S and Q say what Kimi K3 computes, A what

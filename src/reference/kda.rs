@@ -1,4 +1,4 @@
-//! Kimi Delta Attention (SPEC section 2, clauses K1 to K13).
+//! Kimi Delta Attention (MODEL.md section 2.3, clauses K1 to K13).
 //!
 //! Plain steps for all tokens of a call, then the recurrence token by token. No chunked form: the
 //! state is exactly what one token after the other leaves.

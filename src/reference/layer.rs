@@ -1,4 +1,4 @@
-//! One decoder layer: its weights, its carried state, and the five steps of SPEC section 2.
+//! One decoder layer: its weights, its carried state, and the steps of MODEL.md section 2.
 //!
 //! A layer can be loaded and run alone ([`LayerWeights::load`], [`LayerWeights::forward`]), which
 //! is how a checkpoint of any size is judged layer by layer.

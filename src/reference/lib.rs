@@ -1,4 +1,4 @@
-//! The f64 reference: slow, plain, and written to be read beside SPEC section 2.
+//! The f64 reference: slow, plain, and written to be read beside MODEL.md section 2.
 //!
 //! What is here: a reader of its own ([`reader`]), the formulas one by one ([`released`]), and the
 //! steps in their order ([`kda`], [`mla`], [`moe`], [`residual`], [`layer`], [`model`]). Why: the

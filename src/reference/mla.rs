@@ -1,4 +1,4 @@
-//! Gated multi-head latent attention without rotation (SPEC section 2, clauses M1 to M8).
+//! Gated multi-head latent attention without rotation (MODEL.md section 2.4, clauses M1 to M8).
 //!
 //! Computed in the expanded form (keys and values of every head), which the engine's absorbed form
 //! must agree with. The cache keeps the expansion beside latent and rope part so that a decoded

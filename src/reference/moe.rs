@@ -1,4 +1,4 @@
-//! The MLP with SiTU, and LatentMoE (SPEC section 2, clauses E1 to E10, S1, S2).
+//! The MLP with SiTU, and LatentMoE (MODEL.md sections 2.5 and 2.6: S1, S2, E1 to E10).
 //!
 //! Routed experts stay in the files and are read and decoded when a token is routed to them: a
 //! released layer has 896 of 17.5 MB each. Nothing is cached.

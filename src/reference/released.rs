@@ -1,6 +1,6 @@
 //! The formulas of the released model, one function per clause or finer.
 //!
-//! What is here: SPEC section 2 in small pieces, each with its clause. Why so small: a mutant
+//! What is here: MODEL.md section 2 in small pieces, each with its clause. Why so small: a mutant
 //! replaces one of them in the table [`Formulas`], so a mistake is a value and the forward pass
 //! has no switch. A formula that another one is part of takes the table, so that both can be
 //! replaced. Deliberately not here: the order of the steps (that is `layer`, `kda`, `mla`, `moe`

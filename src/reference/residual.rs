@@ -1,4 +1,4 @@
-//! The attention-residual mix (SPEC section 2, clauses R1 to R3).
+//! The attention-residual mix (MODEL.md section 2.2, clauses R1 to R3).
 
 use super::arithmetic::weighted_sum;
 use super::formulas::NormSite;

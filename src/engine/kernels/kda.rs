@@ -127,7 +127,7 @@ mod tests {
         }
     }
 
-    /// The recurrence of SPEC section 2 in plain f64.
+    /// The recurrence K9 to K11 in plain f64.
     fn plain_step(state: &mut [f64], inputs: &StepInputs<'_>, out: &mut [f64]) {
         let width = inputs.v.len();
         for (i, alpha) in inputs.alpha.iter().enumerate() {

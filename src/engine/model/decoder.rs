@@ -1,4 +1,4 @@
-//! One decoder layer, steps 1 to 5 of SPEC section 2.
+//! One decoder layer: the body of the loop in MODEL.md section 2.
 
 use super::forward::Pass;
 use super::stage_output::StageOutput;

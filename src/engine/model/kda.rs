@@ -1,4 +1,4 @@
-//! KDA, steps 1 to 5 of SPEC section 2 (K1…K13), for a chunk of tokens.
+//! KDA, steps 1 to 5 of MODEL.md section 2.3 (K1…K13), for a chunk of tokens.
 //!
 //! Tokens follow one another through the state, heads are independent: threads take heads. One
 //! token and many run the same code, so a chunk boundary changes no bit.

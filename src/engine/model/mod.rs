@@ -2,7 +2,7 @@
 //!
 //! `shape` derives kinds and widths from the configuration, `weights` binds a checkpoint, `state`
 //! is what a sequence carries, `forward` runs the layers; `decoder`, `residual`, `kda`, `mla`,
-//! `moe` and `dense` are SPEC section 2 in code. What they are composed of is the trait
+//! `moe` and `dense` are MODEL.md section 2 in code. What they are composed of is the trait
 //! [`Operations`], whose defaults are the kernels of the arithmetic contract; the production
 //! engine is `Engine<Contract>`. The f64 reference is not here and shares nothing with this.
 

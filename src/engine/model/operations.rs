@@ -1,6 +1,6 @@
 //! The operations the model is composed of: the seam between composition and arithmetic.
 //!
-//! Every method has a default, the rule of SPEC section 2 or a kernel of the contract, named by
+//! Every method has a default, the rule of MODEL.md section 2 or a kernel of the contract, named by
 //! its clause; what is more than a line stands in `compositions`. Production is [`Contract`], which
 //! says which kernel path it uses and has the composed operations in its own type: `Engine` is
 //! compiled for it alone and carries no switch. A wrong variant (a mutant of the gates) is a type
@@ -160,7 +160,7 @@ impl Operations for Contract {
     }
 }
 
-/// What the model is made of. T tokens, E hidden width, H heads of width D, as in the SPEC.
+/// What the model is made of. T tokens, E hidden width, H heads of width D, as in MODEL.md.
 pub trait Operations: Send + Sync + Debug {
     /// Itself behind a table of methods. The defaults that are made of other operations go
     /// through it, so that all wrong variants share one compiled copy of them.

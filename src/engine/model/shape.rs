@@ -29,7 +29,7 @@ pub struct LayerShape {
     pub banks: bool,
 }
 
-/// Widths and layers, checked. Letters as in SPEC section 2.
+/// Widths and layers, checked. Letters as in MODEL.md.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Shape {
     /// E.

@@ -10,9 +10,9 @@ pub const EVALUATION: f64 = f64::EPSILON / 2.0;
 /// The arithmetic a subject claims to compute in.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Arithmetic {
-    /// The engine's contract (SPEC section 3): f32 activations, sums of products in f64 with one
-    /// rounding to f32 at the end, every other step one f32 operation, exp, tanh and σ within one
-    /// unit in the last place of f32 (A10).
+    /// The engine's (MODEL.md section 3): f32 activations, sums of products in f64, each rounded to
+    /// f32 once, every other step one f32 operation, exp, tanh and σ within one unit in the last
+    /// place of f32 (A10).
     F64Sums,
     /// An f32 engine of others: sums in f32, in any order, fused or not; subnormal results may be
     /// flushed to zero. Of its functions it is asked what the OpenCL full profile asks: exp within

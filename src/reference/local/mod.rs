@@ -13,9 +13,9 @@
 //! 1. **Propagation**: what the errors of the operands do, to all orders ([`bounded`],
 //!    [`arithmetic`]). Inputs out of the dump and weights are exact, so this is only the error of
 //!    values in between that no stage stores.
-//! 2. **The subject's rounding points** (SPEC section 3). One f32 operation or one store: u·|x|,
-//!    u = 2⁻²⁴, plus half the smallest subnormal. A sum of n products in a precision of unit s, in
-//!    ANY order, fused or not: every product passes at most n roundings, so γ(n, s)·Σ|w·x| with
+//! 2. **The subject's rounding points** (MODEL.md section 3). One f32 operation or one store:
+//!    u·|x|, u = 2⁻²⁴, plus half the smallest subnormal. A sum of n products in a precision of unit
+//!    s, in ANY order, fused or not: a product passes at most n roundings, so γ(n, s)·Σ|w·x| with
 //!    γ(n, s) = n·s/(1 − n·s); s = 2⁻⁵³ for [`Arithmetic::F64Sums`], where the products are exact
 //!    and one rounding to f32 follows; s = 2⁻²⁴ for [`Arithmetic::F32Sums`], where with that
 //!    rounding it is the (n + 1)·u·Σ|w·x| of the textbooks. exp, tanh and σ: as many units in the
@@ -24,7 +24,7 @@
 //!
 //! Where forms of a formula round at different places, the bound covers all of them: x·(1/r) and
 //! x/r; folded and separate mix vectors; e/Z before or after the weighted sum; absorbed and
-//! expanded attention ([`mla`]); KDA's decay on the key (SPEC section 3) or on the state. Not
+//! expanded attention ([`mla`]); KDA's decay on the key (MODEL.md section 3) or on the state. Not
 //! covered: blocked or rescaled softmax, chunked forms of the delta rule.
 //!
 //! # Narrow subjects

@@ -14,7 +14,7 @@ use super::formulas::Formulas;
 pub struct ReferenceMutant {
     /// Unique, stable, lower case with hyphens; begins with the area.
     pub id: &'static str,
-    /// The clauses of SPEC section 2 that it breaks, such as `K7`.
+    /// The clauses of MODEL.md section 2 that it breaks, such as `K7`.
     pub clauses: &'static [&'static str],
     /// The mistake, as one sentence without a full stop.
     pub what: &'static str,

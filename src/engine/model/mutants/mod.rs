@@ -2,8 +2,8 @@
 //!
 //! A mutant overrides one or two methods of [`Operations`] and runs the model's own code through
 //! `Engine<dyn Operations>`; the production engine is another instance of the same source and
-//! contains none of this. Family (b) is the model's composition (the clauses of SPEC section 2),
-//! family (c) is arithmetic and placement (A1…A12, and operands taken from the wrong place).
+//! contains none of this. Family (b) is the model's composition (MODEL.md section 2), family (c) is
+//! arithmetic and placement (A1…A12, and operands taken from the wrong place).
 //!
 //! Not every mutant can be seen in logits. Those of lane order, folds and accumulators change
 //! nothing but the f64 sum before its rounding; a few need data that the tiny model lacks (a tie,

@@ -159,7 +159,7 @@ fn epsilons() -> Vec<Site> {
     sites.into_iter().map(site).collect()
 }
 
-/// Every site: the model's clauses in the order of SPEC section 2, then the arithmetic's.
+/// Every site: the model's clauses in the order of MODEL.md section 2, then the arithmetic's.
 #[must_use]
 pub fn sites() -> Vec<Site> {
     [
