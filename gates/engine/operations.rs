@@ -1,4 +1,4 @@
-//! The C project's op fixtures through our kernels and model layers, at its own tolerance
+//! The op fixtures of kimi-k3-in-c through our kernels and model layers, at its own tolerance
 //! (1e-5 absolute + 1e-4 relative; values there are rounded to seven decimals). Its two MLA
 //! fixtures were made with ε 1e-5 in the low-rank norms.
 

@@ -1,4 +1,4 @@
-//! The measured ladder: exact with the measured engine's admission order, and what is wrong with
+//! The measured ladder: exact with the admission order of kimi-k3-in-c, and what is wrong with
 //! a ladder is said by name.
 
 use k3_simcache::measured::{LadderError, parse, read};

@@ -92,7 +92,7 @@ fn decode_order_gives_the_measured_hits_of_the_last_step() {
     let expected =
         [zero, zero, zero, zero, zero, zero, zero, "29.89", "32.20", "33.08", "35.53", "43.82"];
     assert_eq!(rates, expected);
-    // The measured engine reserves misses first; SPEC's five counts are its.
+    // kimi-k3-in-c reserves misses first; these five counts are the ones measured on it.
     let batch = Workload::new(&trace, Requests::Batch);
     let early = [2073, 2802, 3531, 4386, 6208].map(|slots| {
         let policy = PolicyName::Lru.build(&batch.shape, slots);

@@ -138,7 +138,7 @@ fn f06_loading_a_batchs_misses_never_evicts_its_own_hits() {
         let refused = table.serve(&[1, 2, 3, 4], Reserve::Late, |_| {}).unwrap_err();
         assert_eq!(refused, CacheError::GroupTooLarge { slot_count: 3, group: 4 });
     }
-    // The measured engine's order does it, and reads 1 again.
+    // The order of kimi-k3-in-c does it, and reads 1 again.
     let mut table = SlotTable::new(64, 3, PolicyName::Lru.build(&FLAT, 3)).unwrap();
     table.serve(&[1, 2, 3], Reserve::Early, |_| {}).unwrap();
     table.serve(&[1, 4, 5], Reserve::Early, |_| {}).unwrap();

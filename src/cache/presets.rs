@@ -3,7 +3,7 @@
 //! The numbers are those of the laboratory's forecast, so that a forecast for a preset and a run
 //! with it mean the same. `auto` is no entry: it takes what the machine has.
 
-/// A named split of the C project: trunk and experts in GB.
+/// A named split of kimi-k3-in-c: trunk and experts in GB.
 #[derive(Debug, Clone, Copy)]
 pub struct Preset {
     /// Name on the command line.

@@ -3,10 +3,10 @@
 //!
 //! A group of experts that are used together is served like this (`late`, ours): residents among
 //! them are marked as in use, then every missing one gets an empty slot or the slot of the
-//! policy's victim, never of one in use, and then all are used in request order. The measured
-//! engine of the C project does it the other way round (`early`): missing ones are reserved before
-//! the residents are refreshed, so that a reservation may throw out an expert of the same group,
-//! which is then read again. Both are models of their own because they give different counts.
+//! policy's victim, never of one in use, and then all are used in request order. kimi-k3-in-c does
+//! it the other way round (`early`): missing ones are reserved before the residents are refreshed,
+//! so that a reservation may evict an expert of the same group, which is then read again. Both are
+//! modelled because they give different counts.
 //!
 //! No reads happen here, and no threads: decisions are taken in request order. A table of 0 slots
 //! is refused, since what is used must be held.
@@ -34,7 +34,7 @@ pub enum Requests {
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
 #[serde(rename_all = "snake_case")]
 pub enum Reserve {
-    /// Before the group's residents are refreshed (the measured engine's habit).
+    /// Before the group's residents are refreshed (as kimi-k3-in-c does).
     Early,
     /// After: hits first.
     Late,
@@ -73,7 +73,7 @@ impl Choice for Reserve {
     fn about(self) -> &'static str {
         match self {
             Self::Early => {
-                "Before the group's residents are refreshed (the measured engine's habit)"
+                "Before the group's residents are refreshed (kimi-k3-in-c's order)"
             }
             Self::Late => "After: hits first",
         }
