@@ -1,4 +1,5 @@
-//! Hygiene as a test: the numbered invariants of `src/README.md` and the house rules on files.
+//! Hygiene as a test: the numbered invariants of `src/README.md`, the house rules on files, and
+//! that every document cited exists.
 
 #![allow(clippy::unwrap_used)]
 
@@ -142,6 +143,82 @@ fn dependencies_of(folder: &str) -> Vec<String> {
     let manifests = manifests();
     let (_, manifest) = manifests.iter().find(|(name, _)| name == folder).unwrap();
     dependencies(manifest, "dependencies")
+}
+
+/// Documents that a text cites: `NAME.md`, and NAME in "NAME section 2".
+fn cited_documents(text: &str) -> Vec<String> {
+    let of_a_path = |c: char| c.is_ascii_alphanumeric() || "_-./".contains(c);
+    let words: Vec<&str> = text
+        .split(|c| !of_a_path(c))
+        .map(|word| word.trim_end_matches('.').trim_start_matches('/'))
+        .filter(|word| !word.is_empty() && *word != ".md")
+        .collect();
+    let is_source = |word: &str| word.starts_with("src/") && word.ends_with(".rs");
+    let named = words
+        .iter()
+        .filter(|word| word.ends_with(".md") || is_source(word))
+        .map(|word| (*word).to_owned());
+    let capital = |word: &str| word.len() > 2 && word.chars().all(|c| c.is_ascii_uppercase());
+    let sections =
+        words.windows(2).filter(|pair| capital(pair[0]) && pair[1].starts_with("section"));
+    named.chain(sections.map(|pair| format!("{}.md", pair[0]))).collect()
+}
+
+/// A reader who follows the citation finds it: from the root, or beside the file or above it.
+#[test]
+fn every_document_that_is_cited_exists() {
+    let mut all = Vec::new();
+    for ending in [".rs", ".py", ".md", ".json", ".toml"] {
+        all.extend(sources(&["src", "gates", "oracle", "tools", "fixtures", "reports"], ending));
+    }
+    for name in ["README.md", "CONTRIBUTING.md", "NOTICE", "Cargo.toml", ".ci/run"] {
+        let text = fs::read_to_string(root().join(name)).unwrap();
+        all.push(Source { path: name.to_owned(), text });
+    }
+    let (mut problems, mut citations) = (Vec::new(), 0);
+    for source in all.iter().filter(|source| source.path != "gates/tidy.rs") {
+        for name in cited_documents(&source.text) {
+            citations += 1;
+            let mut folders = Path::new(&source.path).ancestors().skip(1);
+            if !folders.any(|folder| root().join(folder).join(&name).is_file()) {
+                problems.push(format!("{} cites {name}, which is not there", source.path));
+            }
+        }
+    }
+    assert_none(&problems);
+    assert!(citations > 20, "only {citations} citations were recognised");
+}
+
+/// Every clause has its heading in the description, and every heading its clause.
+#[test]
+fn clauses_are_the_headings_of_the_description() {
+    let one = |ending: &str, mark: &str| -> String {
+        let mut found = sources(&["src"], ending);
+        found.retain(|source| source.text.contains(mark));
+        let paths: Vec<&str> = found.iter().map(|source| source.path.as_str()).collect();
+        assert_eq!(paths.len(), 1, "{ending} with {mark:?}: {paths:?}");
+        found.remove(0).text
+    };
+    let code = one("clauses.rs", "pub const MODEL: [Clause");
+    let quoted = code.split("clause(\"").skip(1).filter_map(|rest| rest.split('"').next());
+    let clauses: Vec<&str> = quoted.collect();
+    let description = one("MODEL.md", "# What Kimi K3 computes");
+    let is_id = |title: &&str| {
+        let number = title.strip_prefix(|c: char| c.is_ascii_uppercase());
+        number.is_some_and(|number| number.parse::<u32>().is_ok())
+    };
+    let headings: Vec<&str> =
+        description.lines().filter_map(|line| line.strip_prefix("### ")).filter(is_id).collect();
+    assert!(!clauses.is_empty());
+    let mut problems = Vec::new();
+    for id in clauses.iter().chain(&headings) {
+        let count = |ids: &[&str]| ids.iter().filter(|other| *other == id).count();
+        let (stated, described) = (count(&clauses), count(&headings));
+        if (stated, described) != (1, 1) {
+            problems.push(format!("{id}: {stated} in clauses.rs, {described} headings"));
+        }
+    }
+    assert_none(&problems);
 }
 
 /// The manifest is the proof of independence: what it does not name cannot be called.

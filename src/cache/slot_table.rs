@@ -72,9 +72,7 @@ impl Choice for Reserve {
 
     fn about(self) -> &'static str {
         match self {
-            Self::Early => {
-                "Before the group's residents are refreshed (kimi-k3-in-c's order)"
-            }
+            Self::Early => "Before the group's residents are refreshed (kimi-k3-in-c's order)",
             Self::Late => "After: hits first",
         }
     }
