@@ -233,3 +233,40 @@ fn one_mutant_is_tried_by_name() {
     assert!(text.contains("first to see loader-shape-by-count"), "{text}");
     assert!(!text.contains("clauses of the model"), "{text}");
 }
+
+/// Every command on a checkpoint takes it as its first argument and as --model, and no command
+/// takes two.
+#[test]
+fn the_checkpoint_is_the_first_argument_or_model() {
+    let folder = tempfile::tempdir().unwrap();
+    let shipped = fixtures().join("tiny/model");
+    let model = shipped.to_str().unwrap();
+    let out = |name: &str| folder.path().join(name).to_str().unwrap().to_owned();
+    let (pack, dump) = (out("pack"), out("dump.safetensors"));
+    let cases: [(&str, &[&str]); 8] = [
+        ("inspect", &[]),
+        ("check", &["--headers-only"]),
+        ("plan", &[]),
+        ("plan", &["0..1"]),
+        ("layers", &["0", "--prefill", "1"]),
+        ("generate", &["--ids", "1", "--gen", "1"]),
+        ("pack", &[&pack]),
+        ("dump", &[&dump, "--ids", "1", "--no-noise-floor"]),
+    ];
+    for (command, rest) in cases {
+        let first = [&[command, model], rest].concat();
+        let named = [&[command], rest, &["--model", model]].concat();
+        let twice = [&[command, model], rest, &["--model", model]].concat();
+        for arguments in [&first, &named] {
+            let output = k3_verify(arguments);
+            assert_eq!(output.status.code(), Some(0), "{arguments:?}: {output:?}");
+            std::fs::remove_dir_all(&pack).ok();
+        }
+        assert_eq!(k3_verify(&twice).status.code(), Some(2), "{twice:?}");
+        let mut environment = Command::new(env!("CARGO_BIN_EXE_k3-verify"));
+        let environment =
+            environment.arg(command).args(rest).env("K3_MODEL", model).output().unwrap();
+        assert_eq!(environment.status.code(), Some(0), "{command} with K3_MODEL: {environment:?}");
+        std::fs::remove_dir_all(&pack).ok();
+    }
+}

@@ -17,6 +17,7 @@ use serde_json::Value;
 
 use super::choice::choice;
 use super::generate::{eprint_text, listen, usage};
+use super::model_args::CheckpointArgs;
 use super::output::{self, CommandError, OutputArgs};
 use super::sizes::parse_size;
 use k3_cache::policy::PolicyName;
@@ -46,9 +47,8 @@ pub struct BenchArgs {
     /// Memory limits to run `generate` under, such as 3GB,5GB,8GB
     #[arg(long, value_name = "SIZES", value_delimiter = ',', value_parser = limit, required = true)]
     ladder: Vec<Limit>,
-    /// Checkpoint folder (or the environment variable K3_MODEL)
-    #[arg(long, value_name = "DIR")]
-    model: Option<PathBuf>,
+    #[command(flatten)]
+    checkpoint: CheckpointArgs,
     /// Packed trunk, made by `pack`
     #[arg(long, value_name = "DIR")]
     trunk: Option<PathBuf>,
@@ -195,9 +195,7 @@ fn one(
     command.args(["generate", "--format", "json", "--memory", budget]);
     command.args(["--ids", &args.ids, "--gen", &args.r#gen.to_string()]);
     command.args(["--policy", args.policy.name()]);
-    if let Some(model) = &args.model {
-        command.arg("--model").arg(model);
-    }
+    command.arg("--model").arg(args.checkpoint.folder()?);
     if let Some(trunk) = &args.trunk {
         command.arg("--trunk").arg(trunk);
     }

@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use clap::Args;
 
-use super::model_args::{model_dir, read_config};
+use super::model_args::{CheckpointArgs, read_config};
 use super::output::{self, CommandError, OutputArgs};
 use k3_checkpoint::store::Note;
 use k3_checkpoint::{Checkpoint, ModelShape};
@@ -30,9 +30,8 @@ use k3_reference::Reader;
 /// 4; a folder or config that cannot be read exits 3.
 #[derive(Debug, Args)]
 pub struct CheckArgs {
-    /// Checkpoint folder [default: K3_MODEL]
-    #[arg(value_name = "MODEL")]
-    model: Option<PathBuf>,
+    #[command(flatten)]
+    checkpoint: CheckpointArgs,
     /// The engine's reader and the reference's must agree on dtype, shape, shard, offset, length
     /// and the first and last bits of every tensor
     #[arg(long)]
@@ -58,7 +57,7 @@ pub struct CheckArgs {
 pub fn run(args: &CheckArgs) -> Result<Exit, CommandError> {
     let start = Instant::now();
     let threads = args.threads.map_or_else(default_threads, usize::from);
-    let folder = model_dir(args.model.as_deref())?;
+    let folder = args.checkpoint.folder()?;
     output::check_writable(&args.output)?;
     let digests = args.sha256.as_deref().map(digests::read_list).transpose();
     let digests = digests.map_err(digest_error)?;

@@ -88,7 +88,7 @@ struct Prepared {
 pub fn run(args: &GenerateArgs) -> Result<Exit, CommandError> {
     let start = Instant::now();
     args.check()?;
-    let folder = args.model.folder()?;
+    let folder = args.checkpoint.folder()?;
     output::check_writable(&args.output)?;
     let interrupt = listen()?;
     let outputs = Outputs::create(args)?;

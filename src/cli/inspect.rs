@@ -1,12 +1,11 @@
 //! `inspect`: what a checkpoint holds, whole or in part.
 
-use std::path::PathBuf;
 use std::time::Instant;
 
 use anyhow::Context as _;
 use clap::Args;
 
-use super::model_args::{model_dir, open_partial, read_config};
+use super::model_args::{CheckpointArgs, open_partial, read_config};
 use super::output::{self, CommandError, OutputArgs};
 use k3_checkpoint::ModelShape;
 use k3_core::exit::Exit;
@@ -23,9 +22,8 @@ use k3_gates::report::inspect::{InspectReport, SCHEMA, Sizes};
 /// config implies exit 1; a --tensor pattern that fits nothing exits 4.
 #[derive(Debug, Args)]
 pub struct InspectArgs {
-    /// Checkpoint folder [default: K3_MODEL]
-    #[arg(value_name = "MODEL")]
-    model: Option<PathBuf>,
+    #[command(flatten)]
+    checkpoint: CheckpointArgs,
     /// Read the tensors that fit and print min, max, mean, rms, NaN, share of zeros, distinct
     /// scale bytes (repeatable); * and ? are wild
     #[arg(long, value_name = "GLOB")]
@@ -41,7 +39,7 @@ pub struct InspectArgs {
 /// No folder (2), no readable config or checkpoint (3).
 pub fn run(args: &InspectArgs) -> Result<Exit, CommandError> {
     let start = Instant::now();
-    let folder = model_dir(args.model.as_deref())?;
+    let folder = args.checkpoint.folder()?;
     output::check_writable(&args.output)?;
     let config = read_config(&folder)?;
     let refused = |error| CommandError::new(anyhow::Error::new(error), Exit::BadInput);

@@ -8,7 +8,9 @@ use std::time::Instant;
 use clap::Args;
 
 use super::choice::choice;
-use super::model_args::{model_dir, open_partial, parse_epsilon, read_config};
+use super::model_args::{
+    model_and_last, model_dir, open_partial, parse_epsilon, parse_range, read_config,
+};
 use super::output::{self, CommandError, Format, OutputArgs};
 use k3_checkpoint::{Checkpoint, ModelShape};
 use k3_core::Precision;
@@ -45,10 +47,11 @@ use k3_reference::local::Arithmetic;
 /// after the layer at work, with a valid report of what there is and exit code 4.
 #[derive(Debug, Args)]
 pub struct LayersArgs {
-    /// Layers, both ends included
-    #[arg(value_name = "RANGE")]
-    range: LayerRange,
-    /// Checkpoint folder, whole or in part [default: K3_MODEL]
+    /// The checkpoint, whole or in part, unless --model or K3_MODEL names it, then the layers, both
+    /// ends included
+    #[arg(value_name = "[MODEL] RANGE", num_args = 1..=2, required = true)]
+    places: Vec<PathBuf>,
+    /// The checkpoint
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
     /// What the layers are fed: synthetic (drawn from --seed), chain (real activations, from
@@ -126,6 +129,7 @@ struct Plan {
     config: RawConfig,
     shape: ModelShape,
     checkpoint: Arc<Checkpoint>,
+    range: LayerRange,
     /// Of the whole run.
     layers: Vec<usize>,
     /// Of this part.
@@ -176,9 +180,11 @@ impl Plan {
             return Err(usage(text.to_owned()));
         }
         args.check_drawn(is_chain || is_file || args.engine_dump.is_some())?;
-        let folder = model_dir(args.model.as_deref())?;
+        let (model, range) = model_and_last(&args.places, args.model.as_deref(), "RANGE")?;
+        let range = parse_range(&range)?;
+        let folder = model_dir(model.as_deref())?;
         let config = read_config(&folder)?;
-        let layers = args.range.resolve(config.num_hidden_layers);
+        let layers = range.resolve(config.num_hidden_layers);
         let layers = layers.map_err(|error| CommandError::new(error, Exit::Usage))?;
         let vocabulary = config.vocab_size;
         if let Some(id) = args.ids.iter().find(|id| **id as usize >= vocabulary) {
@@ -205,6 +211,7 @@ impl Plan {
             folder,
             config,
             shape,
+            range,
             layers,
             selected,
             calls,
@@ -226,7 +233,7 @@ impl Plan {
         let arithmetic = self.arithmetic(args);
         Question {
             program: env!("CARGO_PKG_VERSION").to_owned(),
-            range: args.range.to_string(),
+            range: self.range.to_string(),
             layers: self.layers.clone(),
             model_layers: self.shape.layers.len(),
             whole_model: self.whole_model,

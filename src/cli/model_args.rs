@@ -3,10 +3,13 @@
 
 use std::path::{Path, PathBuf};
 
+use clap::Args;
+
 use super::output::CommandError;
 use k3_checkpoint::Checkpoint;
 use k3_core::config::{MLA_NORM_EPS, RawConfig};
 use k3_core::exit::Exit;
+use k3_gates::layers::range::LayerRange;
 
 /// Token ids as typed: decimal numbers with commas between them and nothing else, so that no
 /// slip of the pen turns into another id.
@@ -45,34 +48,80 @@ fn named_by_environment() -> Option<PathBuf> {
     value.map(PathBuf::from)
 }
 
+/// The checkpoint: the first positional argument, `--model`, or `K3_MODEL`.
+#[derive(Debug, Clone, Args)]
+pub struct CheckpointArgs {
+    /// Checkpoint folder [default: K3_MODEL]
+    #[arg(value_name = "MODEL")]
+    argument: Option<PathBuf>,
+    /// Checkpoint folder, given by name
+    #[arg(long = "model", value_name = "DIR", conflicts_with = "argument")]
+    flag: Option<PathBuf>,
+}
+
+impl CheckpointArgs {
+    /// The folder.
+    ///
+    /// # Errors
+    /// No folder given (2); none there (3).
+    pub fn folder(&self) -> Result<PathBuf, CommandError> {
+        model_dir(self.argument.as_deref().or(self.flag.as_deref()))
+    }
+}
+
 /// The folder given, or the one that `K3_MODEL` names.
 pub fn named_model(given: Option<&Path>) -> Option<PathBuf> {
     given.map(Path::to_path_buf).or_else(named_by_environment)
 }
 
-/// The checkpoint and the output out of `[MODEL] OUT`, `--model` and `K3_MODEL`.
+/// Two checkpoints where one is read.
+pub fn given_twice() -> CommandError {
+    usage("a checkpoint is given twice, as MODEL and with --model", "give it once")
+}
+
+/// Layers as typed.
+///
+/// # Errors
+///
+/// What is not of the form `0..92`, `7`, `0,3,91..92` or `all` (2).
+pub fn parse_range(text: &Path) -> Result<LayerRange, CommandError> {
+    text.to_string_lossy().parse().map_err(|error| CommandError::new(error, Exit::Usage))
+}
+
+/// The checkpoint, if one is named, and the argument after it, out of `[MODEL] LAST`, `--model`
+/// and `K3_MODEL`; `last` is what the other argument is called.
+///
+/// # Errors
+///
+/// A checkpoint named twice.
+pub fn model_and_last(
+    places: &[PathBuf],
+    flag: Option<&Path>,
+    last: &str,
+) -> Result<(Option<PathBuf>, PathBuf), CommandError> {
+    match (places, flag) {
+        ([model, out], None) => Ok((Some(model.clone()), out.clone())),
+        ([_, _], Some(_)) => Err(given_twice()),
+        ([out], flag) => Ok((named_model(flag), out.clone())),
+        _ => Err(usage(format!("expected [MODEL] {last}"), "see --help")),
+    }
+}
+
+/// The same where there must be a checkpoint and an output follows it.
 ///
 /// # Errors
 ///
 /// A checkpoint named twice or not at all.
 pub fn model_and_out(
-    paths: &[PathBuf],
+    places: &[PathBuf],
     flag: Option<&Path>,
 ) -> Result<(PathBuf, PathBuf), CommandError> {
-    match (paths, flag) {
-        ([model, out], None) => Ok((model.clone(), out.clone())),
-        ([_, _], Some(_)) => {
-            Err(usage("a checkpoint is given twice, as MODEL and with --model", "give it once"))
-        }
-        ([out], Some(model)) => Ok((model.to_owned(), out.clone())),
-        ([out], None) => match named_by_environment() {
-            Some(model) => Ok((model, out.clone())),
-            None => Err(usage(
-                "no checkpoint: expected MODEL before OUT, --model DIR or K3_MODEL",
-                "a checkpoint is a folder with config.json, shards and their index",
-            )),
-        },
-        _ => Err(usage("expected [MODEL] OUT", "see --help")),
+    match model_and_last(places, flag, "OUT")? {
+        (Some(model), out) => Ok((model, out)),
+        (None, _) => Err(usage(
+            "no checkpoint: expected MODEL before OUT, --model DIR or K3_MODEL",
+            "a checkpoint is a folder with config.json, shards and their index",
+        )),
     }
 }
 

@@ -9,6 +9,7 @@ use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use super::generate::{eprint_text, listen, model_error};
+use super::model_args::model_and_out;
 use super::output::{self, CommandError, OutputArgs};
 use k3_core::exit::Exit;
 use k3_engine::memory::plan::in_units;
@@ -20,12 +21,12 @@ use k3_engine::stream::pack::{PackError, Packed, Progress, Stage};
 /// What was typed.
 #[derive(Debug, Args)]
 pub struct PackArgs {
-    /// Checkpoint folder
-    #[arg(value_name = "MODEL")]
-    model: PathBuf,
-    /// Folder for the packed trunk
-    #[arg(value_name = "OUT")]
-    out_folder: PathBuf,
+    /// The checkpoint, unless --model or K3_MODEL names it, then the folder for the packed trunk
+    #[arg(value_name = "[MODEL] OUT", num_args = 1..=2, required = true)]
+    places: Vec<PathBuf>,
+    /// The checkpoint
+    #[arg(long, value_name = "DIR")]
+    model: Option<PathBuf>,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -37,7 +38,8 @@ pub struct PackArgs {
 pub fn run(args: &PackArgs) -> Result<Exit, CommandError> {
     output::check_writable(&args.output)?;
     let interrupt = listen()?;
-    let files = ModelFiles::open(&Contract::default(), &args.model, None, None);
+    let (model, out) = model_and_out(&args.places, args.model.as_deref())?;
+    let files = ModelFiles::open(&Contract::default(), &model, None, None);
     let files = files.map_err(|error| model_error(&error))?;
     let start = Instant::now();
     let bar = bar();
@@ -57,7 +59,7 @@ pub fn run(args: &PackArgs) -> Result<Exit, CommandError> {
         }
         ControlFlow::Continue(())
     };
-    let packed = pack::pack(&files.checkpoint, &files.binding, &args.out_folder, &mut show);
+    let packed = pack::pack(&files.checkpoint, &files.binding, &out, &mut show);
     if let Some(bar) = bar {
         bar.finish_and_clear();
     }

@@ -1,20 +1,32 @@
 //! `plan`: the memory of a run by component, before it is taken; with RANGE a run of layers.
 
+use std::path::{Path, PathBuf};
+
 use clap::Args;
 
 use super::generate::{self, ModelArgs, model_error};
+use super::model_args::{given_twice, model_and_last, model_dir, parse_range, usage};
 use super::output::{self, CommandError, OutputArgs};
-use super::plan_layers::{self, PlanLayersArgs};
+use super::plan_layers::{self, Emit, PlanLayersArgs};
 use k3_core::exit::Exit;
 use k3_core::host::memory;
 use k3_engine::memory::plan::in_units;
 use k3_engine::model::Contract;
 use k3_engine::stream::ModelFiles;
+use k3_gates::layers::range::LayerRange;
 use k3_text::K3_VOCABULARY;
 
 /// What was typed.
 #[derive(Debug, Args)]
 pub struct PlanArgs {
+    /// The checkpoint, unless --model or K3_MODEL names it, and layers (both ends included, 0..92
+    /// is all 93) for a plan of `layers`: config and index are enough then, and without a
+    /// checkpoint the release is planned
+    #[arg(value_name = "[MODEL] [RANGE]", num_args = 0..=2)]
+    places: Vec<PathBuf>,
+    /// The checkpoint
+    #[arg(long = "model", value_name = "DIR")]
+    checkpoint: Option<PathBuf>,
     #[command(flatten)]
     of_layers: PlanLayersArgs,
     #[command(flatten)]
@@ -32,12 +44,12 @@ pub struct PlanArgs {
 /// # Errors
 /// [`CommandError`]: a model that cannot be read (3), a run that would not fit (5).
 pub fn run(args: &PlanArgs) -> Result<Exit, CommandError> {
-    if let Some(range) = &args.of_layers.range {
-        let model = args.model.model.as_deref();
-        return plan_layers::run(&args.of_layers, range, model, &args.output);
+    let (model, range) = places(args)?;
+    if let Some(range) = range {
+        return plan_layers::run(&args.of_layers, &range, model.as_deref(), &args.output);
     }
     output::check_writable(&args.output)?;
-    let folder = args.model.folder()?;
+    let folder = model_dir(model.as_deref())?;
     let layers = args.model.layers.map(|layers| layers as usize);
     let trunk = args.model.trunk.as_deref();
     let files = ModelFiles::open(&Contract::default(), &folder, layers, trunk);
@@ -68,4 +80,35 @@ pub fn run(args: &PlanArgs) -> Result<Exit, CommandError> {
     });
     output::deliver(&args.output, &json, &text)?;
     Ok(Exit::Conforms)
+}
+
+/// The checkpoint and the range out of `[MODEL] [RANGE]`. A single argument is the checkpoint if
+/// there is such a folder or if it cannot be a range.
+fn places(args: &PlanArgs) -> Result<(Option<PathBuf>, Option<LayerRange>), CommandError> {
+    let like_a_range = |text: &str| {
+        text == "all" || text.chars().all(|c| c.is_ascii_digit() || "., -".contains(c))
+    };
+    let flag = args.checkpoint.as_deref();
+    let (model, range) = match &args.places[..] {
+        [] => (flag.map(Path::to_path_buf), None),
+        [one] if one.is_dir() || !like_a_range(&one.to_string_lossy()) => match flag {
+            Some(_) => return Err(given_twice()),
+            None => (Some(one.clone()), None),
+        },
+        places => {
+            let (model, range) = model_and_last(places, flag, "RANGE")?;
+            (model, Some(parse_range(&range)?))
+        }
+    };
+    if range.is_none() && (args.of_layers.parts > 1 || args.of_layers.emit != Emit::List) {
+        let message = "--parts and --emit belong to a plan of layers";
+        return Err(usage(message, "give a RANGE such as 0..92"));
+    }
+    let memory =
+        args.model.trunk.is_some() || args.model.memory.is_some() || args.model.preset.is_some();
+    if range.is_some() && memory {
+        let message = "--trunk, --memory and --preset belong to a plan of a run, not of layers";
+        return Err(usage(message, "leave out RANGE, or the option"));
+    }
+    Ok((model, range))
 }

@@ -40,29 +40,25 @@ pub enum Scheduler {
 /// Options of a plan over layers.
 #[derive(Debug, Args)]
 pub struct PlanLayersArgs {
-    /// Layers, both ends included: 0..92 is all 93. The checkpoint's config and index are enough;
-    /// without a checkpoint the release is planned
-    #[arg(value_name = "RANGE", conflicts_with_all = ["trunk", "memory", "preset", "positions"])]
-    pub range: Option<LayerRange>,
     /// Machines the layers are split over
-    #[arg(long, value_name = "N", default_value_t = 1, requires = "range",
+    #[arg(long, value_name = "N", default_value_t = 1, requires = "places",
         value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub parts: u16,
     /// What to print
-    #[arg(long, value_enum, default_value_t = Emit::List, requires = "range")]
+    #[arg(long, value_enum, default_value_t = Emit::List, requires = "places")]
     pub emit: Emit,
     /// What the script is for
-    #[arg(long, value_enum, default_value_t = Scheduler::Slurm, requires = "range")]
+    #[arg(long, value_enum, default_value_t = Scheduler::Slurm, requires = "places")]
     pub scheduler: Scheduler,
     /// Tokens of a layer
-    #[arg(long, value_name = "N", default_value_t = 10, requires = "range",
+    #[arg(long, value_name = "N", default_value_t = 10, requires = "places",
         value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub tokens: u16,
     /// Where the files are downloaded from
     #[arg(
         long,
         value_name = "URL",
-        requires = "range",
+        requires = "places",
         default_value = "https://huggingface.co/moonshotai/Kimi-K3/resolve/main"
     )]
     pub base_url: String,

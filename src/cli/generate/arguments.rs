@@ -4,7 +4,7 @@ use std::path::PathBuf;
 
 use clap::Args;
 
-use super::super::model_args::{Ids, model_dir, parse_epsilon, parse_ids};
+use super::super::model_args::{CheckpointArgs, Ids, parse_epsilon, parse_ids};
 use super::super::output::{CommandError, OutputArgs};
 use super::super::sizes::{parse_gigabytes, parse_id, parse_size};
 use super::super::text_input::SpecialArg;
@@ -21,12 +21,9 @@ const MAX_RING: u32 = 64;
 /// Most tokens of a chunk.
 const MAX_CHUNK: u32 = 65_536;
 
-/// Where the model is and how much memory it gets.
+/// How much memory a run gets and what it does with it.
 #[derive(Debug, Args)]
 pub struct ModelArgs {
-    /// Checkpoint folder (or the environment variable K3_MODEL)
-    #[arg(long, value_name = "DIR")]
-    pub model: Option<PathBuf>,
     /// Packed trunk, made by `pack`
     #[arg(long, value_name = "DIR")]
     pub trunk: Option<PathBuf>,
@@ -66,6 +63,8 @@ pub struct ModelArgs {
 /// What was typed.
 #[derive(Debug, Args)]
 pub struct GenerateArgs {
+    #[command(flatten)]
+    pub checkpoint: CheckpointArgs,
     #[command(flatten)]
     pub model: ModelArgs,
     /// Prompt as token ids: decimal numbers, separated by commas
@@ -141,16 +140,6 @@ pub fn enough_to_check(ids: usize) -> Result<(), CommandError> {
 /// A usage error.
 pub fn usage(text: String) -> CommandError {
     CommandError::new(anyhow::anyhow!(text), Exit::Usage)
-}
-
-impl ModelArgs {
-    /// The folder of the checkpoint.
-    ///
-    /// # Errors
-    /// None is named (2), or none is there (3).
-    pub fn folder(&self) -> Result<PathBuf, CommandError> {
-        model_dir(self.model.as_deref())
-    }
 }
 
 impl GenerateArgs {
