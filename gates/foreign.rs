@@ -90,7 +90,7 @@ fn compute(
                 mutants.find(|mutant| mutant.id == id).unwrap().formulas
             },
         );
-        let model = Model::open_with(folder, &config, MLA_NORM_EPS, &formulas).unwrap();
+        let model = Model::open_with(folder, MLA_NORM_EPS, &formulas).unwrap();
         let hook = RoundedStages(Precision::Bf16);
         return decode(&mut model.sequence_with(&hook), ids, count, dump);
     }

@@ -37,7 +37,7 @@ impl Tiny {
     fn open() -> Self {
         let fixtures = Fixtures::embedded().unwrap();
         let set = EvidenceSet::open("tiny", &fixtures.root.join("tiny")).unwrap();
-        let model = Model::open(&set.model_dir, &set.config, MLA_NORM_EPS).unwrap();
+        let model = Model::open(&set.model_dir, MLA_NORM_EPS).unwrap();
         Self { set, model, _fixtures: fixtures }
     }
 
@@ -61,9 +61,9 @@ impl Tiny {
 
     /// A right subject in a narrow precision, on every rounding point of the table.
     fn narrow_dump(&self, rows: usize, precision: Precision) -> StageDump {
-        let (folder, config) = (&self.set.model_dir, &self.set.config);
+        let folder = &self.set.model_dir;
         let formulas = rounded_formulas(precision);
-        let model = Model::open_with(folder, config, MLA_NORM_EPS, &formulas).unwrap();
+        let model = Model::open_with(folder, MLA_NORM_EPS, &formulas).unwrap();
         let mut dump = StageDump::default();
         let stages = RoundedStages(precision);
         let mut sequence = model.sequence_with(&stages);
@@ -254,9 +254,9 @@ fn the_loosest_budgets_see_every_mutant_of_the_reference() {
     let rows = 10;
     let ids = &tiny.set.full.ids[..rows];
     let survives = |mutant: &ReferenceMutant| {
-        let (folder, config) = (&tiny.set.model_dir, &tiny.set.config);
+        let folder = &tiny.set.model_dir;
         // One that does not find its tensors is seen already.
-        let model = Model::open_with(folder, config, MLA_NORM_EPS, &mutant.formulas).ok()?;
+        let model = Model::open_with(folder, MLA_NORM_EPS, &mutant.formulas).ok()?;
         let mut dump = StageDump::default();
         let mut sequence = model.sequence();
         for call in [&ids[..4], &ids[4..5], &ids[5..7], &ids[7..]] {

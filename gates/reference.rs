@@ -12,6 +12,7 @@ use k3_reference::formulas::{Formulas, RELEASED};
 use k3_reference::model::embed;
 use k3_reference::moe::decode_mxfp4;
 use k3_reference::mutants::{ReferenceMutant, mutants};
+use k3_reference::rows::values;
 use k3_reference::{
     AsComputed, LayerWeights, Logits, Model, Pass, Reader, ReferenceError, Residual, Sequence,
     StageHook,
@@ -57,7 +58,7 @@ impl TinyA {
     }
 
     fn model(&self) -> Model {
-        Model::open(&self.folder, &self.config, MLA_NORM_EPS).unwrap()
+        Model::open(&self.folder, MLA_NORM_EPS).unwrap()
     }
 
     fn ids(&self, name: &str) -> Vec<u32> {
@@ -188,7 +189,7 @@ fn stages_do_not_depend_on_chunks() {
 #[test]
 fn the_other_mla_epsilon_gives_the_other_engines_logits() {
     let Some(tiny) = TinyA::open() else { return };
-    let model = Model::open(&tiny.folder, &tiny.config, 1e-5).unwrap();
+    let model = Model::open(&tiny.folder, 1e-5).unwrap();
     let logits = feed_all(&model, &tiny.ids("full_ids"));
     let to_released = max_abs_difference(&logits.values, &tiny.tensor("logits.f64"));
     let other = tiny.tensor("logits.released_mla_eps_1e-5");
@@ -205,9 +206,10 @@ fn ids_outside_the_vocabulary_are_refused() {
     let model = tiny.model();
     let mut sequence = model.sequence();
     let refused = sequence.feed(&[1, 256], &mut NoStages);
-    assert!(matches!(refused, Err(ReferenceError::TokenId { id: 256, index: 1, .. })));
+    let message = refused.unwrap_err().to_string();
+    assert!(message.contains("input id 256 at position 1"), "{message}");
     let empty = sequence.feed(&[], &mut NoStages);
-    assert!(matches!(empty, Err(ReferenceError::NoTokens)));
+    assert!(empty.unwrap_err().to_string().contains("no input ids"));
     let logits = sequence.feed(&[1], &mut NoStages).unwrap();
     assert_eq!(bits(&logits.values), bits(&feed_all(&model, &[1]).values));
 }
@@ -266,7 +268,7 @@ fn whole_and_carried(
     formulas: &Formulas,
     ids: &[u32],
 ) -> Result<[Vec<f64>; 2], ReferenceError> {
-    let model = Model::open_with(&tiny.folder, &tiny.config, MLA_NORM_EPS, formulas)?;
+    let model = Model::open_as(&tiny.folder, tiny.config.clone(), MLA_NORM_EPS, formulas)?;
     let whole = model.sequence().feed(ids, &mut NoStages)?.values;
     Ok([whole, feed_in_calls(model.sequence(), ids)?])
 }
@@ -410,7 +412,7 @@ fn a_nan_scale_is_reported_with_its_place() {
     let tensor = format!("{stem}.{expert}.w3.weight_scale");
     let copy = damaged(&tiny, &tensor, 5 * 2 + 1, &[255]);
     let run = |formulas: &Formulas| {
-        let model = Model::open_with(copy.path(), &tiny.config, MLA_NORM_EPS, formulas)?;
+        let model = Model::open_with(copy.path(), MLA_NORM_EPS, formulas)?;
         model.sequence().feed(&tiny.ids("full_ids")[..1], &mut NoStages)
     };
     let message = run(&RELEASED).unwrap_err().to_string();
@@ -427,7 +429,7 @@ fn non_zero_padding_of_a_log_is_refused() {
     let Some(tiny) = TinyA::open() else { return };
     let tensor = "language_model.model.layers.2.self_attn.A_log";
     let copy = damaged(&tiny, tensor, 7 * 4, &0.25f32.to_le_bytes());
-    let open = |f: &Formulas| Model::open_with(copy.path(), &tiny.config, MLA_NORM_EPS, f);
+    let open = |f: &Formulas| Model::open_with(copy.path(), MLA_NORM_EPS, f);
     let message = open(&RELEASED).unwrap_err().to_string();
     assert!(message.contains("layer 2: A_log[7]") && message.contains("0.25"), "{message}");
     assert!(open(&mutant("decay-padding-not-checked")).is_ok());
@@ -437,18 +439,15 @@ fn non_zero_padding_of_a_log_is_refused() {
 #[test]
 fn a_config_that_does_not_fit_is_refused_by_tensor() {
     let Some(tiny) = TinyA::open() else { return };
-    let mut config = tiny.config.clone();
-    config.num_experts = 9;
-    let error = Model::open(&tiny.folder, &config, MLA_NORM_EPS).unwrap_err();
-    assert!(error.to_string().contains("experts.8.w1.weight_packed is missing"), "{error}");
-    config = tiny.config.clone();
-    config.kv_lora_rank = 64;
-    let error = Model::open(&tiny.folder, &config, MLA_NORM_EPS).unwrap_err();
-    assert!(matches!(error, ReferenceError::Shape { .. }), "{error}");
-    config = tiny.config.clone();
-    config.kda_layers.push(4);
-    let error = Model::open(&tiny.folder, &config, MLA_NORM_EPS).unwrap_err();
-    assert!(matches!(error, ReferenceError::LayerKinds { layer_one_based: 4, .. }), "{error}");
+    let refused = |change: fn(&mut RawConfig)| {
+        let mut config = tiny.config.clone();
+        change(&mut config);
+        Model::open_as(&tiny.folder, config, MLA_NORM_EPS, &RELEASED).unwrap_err().to_string()
+    };
+    let message = refused(|config| config.num_experts = 9);
+    assert!(message.contains("experts.8.w1.weight_packed: missing"), "{message}");
+    let message = refused(|config| config.kv_lora_rank = 64);
+    assert!(message.contains("expected shape [72, 128], got [40, 128]"), "{message}");
 }
 
 /// One layer loaded and run alone gives what the whole model gives there.
@@ -471,7 +470,7 @@ fn a_layer_runs_alone() {
         let mut state = layer.new_state(&tiny.config);
         layer.forward(&pass, &mut residual, 0, &mut state, &mut NoStages).unwrap();
         let expected = &dump.tensors[&StageKey::layer(index, Stage::Out)].values;
-        assert_eq!(*expected, StageValues::Real(residual.sum.values.clone()));
+        assert_eq!(*expected, StageValues::Real(values(&residual.sum).to_vec()));
     }
     assert_eq!(residual.banks.len(), 2);
 }

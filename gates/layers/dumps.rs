@@ -14,8 +14,7 @@ use super::{Tiny, expect, report, text};
 
 /// The reference as a foreign f64 engine.
 fn dump(model: &Path) -> StageDump {
-    let config = k3_checkpoint::config::read(&model.join("config.json")).unwrap();
-    let reference = Model::open(model, &config, MLA_NORM_EPS).unwrap();
+    let reference = Model::open(model, MLA_NORM_EPS).unwrap();
     let mut dump = StageDump::default();
     reference.sequence().feed(&[3, 17, 200, 5, 9, 44], &mut dump).unwrap();
     dump

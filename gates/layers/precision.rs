@@ -13,7 +13,8 @@ use k3_reference::local::{Arithmetic, SubjectResidual};
 use k3_reference::model::embed;
 use k3_reference::mutants::mutants;
 use k3_reference::rounding::{RoundedStages, kept_in, rounded_formulas};
-use k3_reference::{AsComputed, Formulas, Model, Residual, Rows};
+use k3_reference::rows::from_values;
+use k3_reference::{AsComputed, Formulas, Model, Residual};
 use rayon::prelude::*;
 use safetensors::Dtype;
 
@@ -24,8 +25,7 @@ const IDS: [u32; 8] = [3, 17, 200, 5, 9, 44, 100, 7];
 /// An engine of that precision: the reference by these formulas, every stage stored in it. Fed in
 /// several calls, so that what is carried shows.
 fn subject(model: &Path, formulas: &Formulas, precision: Precision) -> Option<StageDump> {
-    let config = k3_checkpoint::config::read(&model.join("config.json")).unwrap();
-    let model = Model::open_with(model, &config, MLA_NORM_EPS, formulas).ok()?;
+    let model = Model::open_with(model, MLA_NORM_EPS, formulas).ok()?;
     let stages = RoundedStages(precision);
     let mut sequence = model.sequence_with(&stages);
     let mut dump = StageDump::default();
@@ -155,7 +155,7 @@ fn bf16_budgets_see_the_mutants_of_the_reference() {
     let tiny = Tiny::open();
     let folder = tiny.model();
     let config = k3_checkpoint::config::read(&folder.join("config.json")).unwrap();
-    let right = Model::open(&folder, &config, MLA_NORM_EPS).unwrap();
+    let right = Model::open(&folder, MLA_NORM_EPS).unwrap();
     let judge = Judge {
         config: &config,
         mla_norm_eps: MLA_NORM_EPS,
@@ -163,7 +163,7 @@ fn bf16_budgets_see_the_mutants_of_the_reference() {
         stages: None,
     };
     let rows = |dump: &StageDump, key: StageKey| match &dump.tensors[&key].values {
-        StageValues::Real(values) => Rows { width: config.hidden_size, values: values.clone() },
+        StageValues::Real(values) => from_values(config.hidden_size, values.clone()),
         StageValues::Ids(_) => unreachable!(),
     };
     let pass = judge.pass(&AsComputed);

@@ -91,7 +91,7 @@ fn engine_agrees(arguments: &str, count: u32) {
     let out = folder.path();
     expect(out, &format!("--probe 0 {arguments}"), 0);
     let config = k3_checkpoint::config::read(&out.join("config.json")).unwrap();
-    let model = Model::open(out, &config, MLA_NORM_EPS).unwrap();
+    let model = Model::open(out, MLA_NORM_EPS).unwrap();
     let ids = ids(count, config.vocab_size);
     let dump = engine_dump(out, &config, &ids, MLA_NORM_EPS);
     assert_eq!(beyond(&model, &dump, &ids), []);

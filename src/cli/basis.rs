@@ -125,9 +125,7 @@ fn measure(
         let hint = "without --model the noise floor of the sets that ship is assumed";
         return Err(CommandError::new(error, Exit::BadInput).hint(hint));
     };
-    let config = k3_checkpoint::config::read(&folder.join("config.json"))
-        .map_err(|error| CommandError::new(error, Exit::BadInput))?;
-    let floor = NoiseFloor::measure(folder, &config, MLA_NORM_EPS, ids, precision)
+    let floor = NoiseFloor::measure(folder, MLA_NORM_EPS, ids, precision)
         .map_err(|error| CommandError::new(error, Exit::BadInput))?;
     match &floor.flipped {
         None => Ok(floor),

@@ -32,8 +32,8 @@ use k3_reference::Reader;
 pub struct CheckArgs {
     #[command(flatten)]
     checkpoint: CheckpointArgs,
-    /// The engine's reader and the reference's must agree on dtype, shape, shard, offset, length
-    /// and the first and last bits of every tensor
+    /// The engine's reader and the reference's must agree on every field of the config, and on
+    /// dtype, shape, shard, offset, length and the first and last bits of every tensor
     #[arg(long)]
     cross_read: bool,
     /// Compare whole files with a list in the format of sha256sum
@@ -101,7 +101,7 @@ const FILES: [&str; 2] = ["files", "every file is what its name says, and whole"
 const SIZES: [&str; 2] = ["sizes", "every shard has its published size"];
 const INDEX: [&str; 2] = ["index", "index and headers agree"];
 const BIND: [&str; 2] = ["bind", "every tensor the config implies is there, as implied"];
-const CROSS_READ: [&str; 2] = ["cross-read", "two readers agree on every tensor"];
+const CROSS_READ: [&str; 2] = ["cross-read", "two readers agree on the config and every tensor"];
 const VALUES: [&str; 2] = ["values", "no NaN scale, no weight that is not finite, no zero expert"];
 const SHA256: [&str; 2] = ["sha256", "every listed file has its digest"];
 
@@ -265,21 +265,28 @@ impl Checks<'_> {
     }
 
     fn cross_read(&mut self, checkpoint: &Checkpoint) {
-        match Reader::open(self.folder) {
+        let mut findings = Findings::default();
+        let mut find = |file: &str, what| {
+            findings.push(Finding { file: file.to_owned(), tensor: None, what });
+        };
+        let refused = |error| format!("the reference's reader refuses it: {error}");
+        match k3_reference::read_config(self.folder) {
+            Ok(theirs) => {
+                let differing = cross_read::differing_fields(self.config, &theirs);
+                differing.into_iter().for_each(|what| find("config.json", what));
+            }
+            Err(error) => find("config.json", refused(error)),
+        }
+        let detail = match Reader::open(self.folder) {
             Ok(reader) => {
-                let findings = cross_read::cross_read(checkpoint, &reader);
-                let detail = format!("{} tensors compared", checkpoint.len());
-                self.judged(CROSS_READ, detail, findings, Vec::new());
+                findings.append(cross_read::cross_read(checkpoint, &reader));
+                format!("the config and {} tensors compared", checkpoint.len())
             }
             Err(error) => {
-                let mut findings = Findings::default();
-                findings.push(Finding {
-                    file: ".".to_owned(),
-                    tensor: None,
-                    what: format!("the reference's reader refuses it: {error}"),
-                });
-                self.judged(CROSS_READ, "not opened".to_owned(), findings, Vec::new());
+                find(".", refused(error));
+                "not opened".to_owned()
             }
-        }
+        };
+        self.judged(CROSS_READ, detail, findings, Vec::new());
     }
 }

@@ -145,7 +145,7 @@ pub fn run(args: &DumpArgs) -> Result<Exit, CommandError> {
     let mut header = header(args);
     match args.by {
         By::Engine => by_engine(args, &model, &config, &mut sink)?,
-        By::Reference => header.extend(by_reference(args, &model, &config, &mut sink)?),
+        By::Reference => header.extend(by_reference(args, &model, &mut sink)?),
     }
     if sink.dump.tensors.is_empty() {
         let pattern = args.stages.as_deref().unwrap_or("*");
@@ -215,20 +215,19 @@ fn by_engine(
 fn by_reference(
     args: &DumpArgs,
     model: &Path,
-    config: &RawConfig,
     sink: &mut Selected,
 ) -> Result<BTreeMap<String, String>, CommandError> {
     let refused = |error| CommandError::new(anyhow::Error::from(error), Exit::BadInput);
     let (ids, eps) = (&args.ids.0, args.mla_norm_eps);
-    let opened = reference::Model::open(model, config, eps).map_err(refused)?;
+    let opened = reference::Model::open(model, eps).map_err(refused)?;
     let mut plain = StageDump::default();
     opened.sequence().feed(ids, &mut plain).map_err(refused)?;
     drop(opened);
     let mut floors = BTreeMap::new();
     if !args.no_noise_floor {
         for precision in [Precision::F32, Precision::F16, Precision::Bf16] {
-            let mut floor = NoiseFloor::measure_from(&plain, model, config, eps, ids, precision)
-                .map_err(refused)?;
+            let mut floor =
+                NoiseFloor::measure_from(&plain, model, eps, ids, precision).map_err(refused)?;
             floor.stages.retain(|key, _| sink.keeps(*key));
             floors.extend(floor.header_entry());
         }

@@ -98,9 +98,8 @@ pub fn run(args: &EvidenceArgs) -> Result<Exit, CommandError> {
     let made = NewFolder::beside(&out)?;
     let bad = |error: AnswerError| CommandError::new(error, Exit::BadInput);
     let count = args.count as usize;
-    let answers =
-        Answers::make(&model, &config, args.mla_norm_eps, &args.ids.0, count).map_err(bad)?;
-    let floors = floors(&model, &config, args.mla_norm_eps, &answers.full_ids())
+    let answers = Answers::make(&model, args.mla_norm_eps, &args.ids.0, count).map_err(bad)?;
+    let floors = floors(&model, args.mla_norm_eps, &answers.full_ids())
         .map_err(|error| bad(error.into()))?;
     let tensors = answers.tensors(&config).map_err(bad)?;
     output::write_whole(&made.path().join("expected.safetensors"), &tensors)?;

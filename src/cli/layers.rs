@@ -20,6 +20,7 @@ use k3_core::host::interrupt::Interrupt;
 use k3_core::host::provenance::default_threads;
 use k3_engine::kernels::path::KernelPath;
 use k3_engine::model::{Contract, EngineOptions};
+use k3_gates::audit::cross_read::differing_fields;
 use k3_gates::glob::Glob;
 use k3_gates::layers::journal;
 use k3_gates::layers::journal::{Header, Journal, JournalError};
@@ -127,6 +128,8 @@ struct Plan {
     threads: usize,
     folder: PathBuf,
     config: RawConfig,
+    /// The same by the reference's own reading.
+    reference_config: RawConfig,
     shape: ModelShape,
     checkpoint: Arc<Checkpoint>,
     range: LayerRange,
@@ -191,6 +194,12 @@ impl Plan {
             return Err(usage(format!("--ids: {id} is not below the vocabulary of {vocabulary}")));
         }
         let shape = ModelShape::derive(&config).map_err(bad_input)?;
+        let reference_config =
+            k3_reference::read_config(args.reference_model.as_deref().unwrap_or(&folder))
+                .map_err(bad_input)?;
+        if let Some(field) = differing_fields(&config, &reference_config).into_iter().next() {
+            return Err(bad_input(anyhow::anyhow!("config.json: {field}")));
+        }
         let selected = match args.part {
             None => layers.clone(),
             Some(part) => layers[places(layers.len(), part)].to_vec(),
@@ -210,6 +219,7 @@ impl Plan {
             whole_model: layers.len() == config.num_hidden_layers,
             folder,
             config,
+            reference_config,
             shape,
             range,
             layers,
@@ -421,7 +431,7 @@ fn prepare<'p>(
     };
     Ok(Run {
         judge: Judge {
-            config: &plan.config,
+            config: &plan.reference_config,
             mla_norm_eps: args.mla_norm_eps,
             arithmetic,
             stages: args.stages.as_deref().map(Glob::new),

@@ -1,6 +1,8 @@
 //! Small functions that several formulas share and no clause names.
 //!
-//! Plain loops in a fixed order; NaN and infinity flow through.
+//! Sums in a fixed order; NaN and infinity flow through.
+
+use ndarray::{Array1, ArrayView1, ArrayView2, ArrayViewMut2};
 
 /// The logistic function.
 #[must_use]
@@ -30,40 +32,36 @@ pub fn product(a: &[f64], b: &[f64]) -> Vec<f64> {
 }
 
 /// S_i· *= exp(g_i).
-pub fn decay_rows(state: &mut [f64], log_decay: &[f64]) {
-    for (row, g) in state.chunks_exact_mut(log_decay.len()).zip(log_decay) {
-        let alpha = g.exp();
-        row.iter_mut().for_each(|s| *s *= alpha);
+pub fn decay_rows(state: &mut ArrayViewMut2<'_, f64>, log_decay: &[f64]) {
+    for (mut row, g) in state.rows_mut().into_iter().zip(log_decay) {
+        row *= g.exp();
     }
 }
 
 /// Sᵀx: Σ_i S_i·x_i, rising i.
 #[must_use]
-pub fn read(state: &[f64], x: &[f64]) -> Vec<f64> {
-    let mut out = vec![0.0; x.len()];
-    for (row, x) in state.chunks_exact(x.len()).zip(x) {
-        for (out, s) in out.iter_mut().zip(row) {
-            *out += s * x;
-        }
+pub fn read(state: ArrayView2<'_, f64>, x: &[f64]) -> Vec<f64> {
+    let mut out = Array1::zeros(state.ncols());
+    for (row, x) in state.rows().into_iter().zip(x) {
+        out.scaled_add(*x, &row);
     }
-    out
+    out.to_vec()
 }
 
 /// S += k ⊗ δ.
-pub fn write(state: &mut [f64], k: &[f64], delta: &[f64]) {
-    for (row, k) in state.chunks_exact_mut(delta.len()).zip(k) {
-        for (s, delta) in row.iter_mut().zip(delta) {
-            *s += k * delta;
-        }
+pub fn write(state: &mut ArrayViewMut2<'_, f64>, k: &[f64], delta: &[f64]) {
+    let delta = ArrayView1::from(delta);
+    for (mut row, k) in state.rows_mut().into_iter().zip(k) {
+        row.scaled_add(*k, &delta);
     }
 }
 
 /// Σ w·x over equally long vectors, in the order given.
 #[must_use]
-pub fn weighted_sum(vectors: &[Vec<f64>], weights: &[f64], width: usize) -> Vec<f64> {
+pub fn weighted_sum<V: AsRef<[f64]>>(vectors: &[V], weights: &[f64], width: usize) -> Vec<f64> {
     let mut out = vec![0.0; width];
     for (vector, weight) in vectors.iter().zip(weights) {
-        for (out, x) in out.iter_mut().zip(vector) {
+        for (out, x) in out.iter_mut().zip(vector.as_ref()) {
             *out += weight * x;
         }
     }
@@ -84,6 +82,8 @@ pub fn largest(values: &[f64], k: usize) -> Vec<usize> {
 
 #[cfg(test)]
 mod tests {
+    use ndarray::{Array2, array};
+
     use super::*;
 
     /// Overflow in the exponentials; −inf everywhere is documented to give NaN.
@@ -99,12 +99,12 @@ mod tests {
     /// A channel's bias must move its own row of the state and no other.
     #[test]
     fn decay_acts_on_rows() {
-        let mut state = [1.0; 9];
-        decay_rows(&mut state, &[0.0, 2f64.ln(), 0.0]);
-        assert_eq!(state, [1.0, 1.0, 1.0, 2.0, 2.0, 2.0, 1.0, 1.0, 1.0]);
-        let mut state = [0.0; 4];
-        write(&mut state, &[1.0, 2.0], &[3.0, 5.0]);
-        assert_eq!(state, [3.0, 5.0, 6.0, 10.0]);
-        assert_eq!(read(&state, &[1.0, 10.0]), [63.0, 105.0]);
+        let mut state = Array2::ones((3, 3));
+        decay_rows(&mut state.view_mut(), &[0.0, 2f64.ln(), 0.0]);
+        assert_eq!(state, array![[1.0, 1.0, 1.0], [2.0, 2.0, 2.0], [1.0, 1.0, 1.0]]);
+        let mut state = Array2::zeros((2, 2));
+        write(&mut state.view_mut(), &[1.0, 2.0], &[3.0, 5.0]);
+        assert_eq!(state, array![[3.0, 5.0], [6.0, 10.0]]);
+        assert_eq!(read(state.view(), &[1.0, 10.0]), [63.0, 105.0]);
     }
 }

@@ -1,14 +1,22 @@
 //! The table of formulas that the forward pass is written over, and what they speak about.
 //!
-//! [`RELEASED`] is the released model's: every entry is the function of the same name in
-//! [`released`]. A mutant is the same table with one entry replaced.
+//! [`RELEASED`] is the released model's: every entry is the equation of the same name in
+//! [`released`]. A mutant is the same table with one entry replaced. Where an equation takes
+//! something that it does not use, that is what its clause forbids to use.
+
+use ndarray::{Array2, Array3, ArrayViewMut2};
 
 use super::error::ReferenceError;
-use super::kda::{DecayInputs, StepInputs};
+use super::kda::{DecayInputs, KdaWeights, RecurrenceInputs, StepInputs};
+use super::layer::{LayerWeights, Pass};
 use super::mla::{MlaCache, MlaWidths};
-use super::moe::{ExpertWeights, MoeWeights};
+use super::model::{ClosingWeights, EmbeddingTable};
+use super::moe::{ExpertWeights, MoeWeights, Routing};
+use super::reader::Reader;
 use super::released;
+use super::residual::Residual;
 use super::rows::{Matrix, Rows};
+use super::stage_hook::Stages;
 use k3_core::config::RawConfig;
 
 /// The places where an RMSNorm stands (clauses N2, N3).
@@ -56,15 +64,6 @@ pub enum AttentionKind {
     Mla,
 }
 
-/// The folded residual weights norm.w ⊙ proj.w \[E\] of one layer.
-#[derive(Debug, Clone, Copy)]
-pub struct Folds<'a> {
-    /// Of the attention-side mix; layer 0 has none in use.
-    pub attention: Option<&'a [f64]>,
-    /// Of the MLP-side mix.
-    pub mlp: &'a [f64],
-}
-
 /// Every formula and choice of the forward pass, by clause. What an entry takes and gives is told
 /// at its function in [`released`].
 #[derive(Debug, Clone, Copy)]
@@ -72,19 +71,15 @@ pub struct Folds<'a> {
 pub struct Formulas {
     // ---- the model: L1 to L3
     /// L1: [`released::layer_kind`].
-    pub layer_kind: fn(index: usize, config: &RawConfig) -> Result<AttentionKind, ReferenceError>,
+    pub layer_kind: fn(index: usize, config: &RawConfig) -> AttentionKind,
     /// L2: [`released::is_dense`].
     pub is_dense: fn(index: usize, config: &RawConfig) -> bool,
-    /// L3: [`released::embedding_row`].
-    pub embedding_row: fn(id: usize, vocabulary: usize) -> usize,
-    /// L3: [`released::embedding_scale`].
-    pub embedding_scale: fn(width: usize) -> f64,
-    /// L3: [`released::head_row`].
-    pub head_row: fn(logit: usize, vocabulary: usize) -> usize,
-    /// L3: [`released::head_tensor`].
-    pub head_tensor: fn() -> &'static str,
-    /// L3: [`released::head_input`].
-    pub head_input: fn(mixed: &Rows, normed: Rows) -> Rows,
+    /// L3: [`released::embedding`].
+    pub embedding: fn(table: &EmbeddingTable<'_>, id: usize) -> Result<Vec<f64>, ReferenceError>,
+    /// L3: [`released::head`].
+    pub head: fn(reader: &Reader, config: &RawConfig) -> Result<Matrix, ReferenceError>,
+    /// L3: [`released::logits`].
+    pub logits: fn(head: &Matrix, normed: &Rows) -> Rows,
     // ---- norms: N1 to N3
     /// N2, N3: [`released::norm_eps`].
     pub norm_eps: fn(site: NormSite, rms_norm_eps: f64, mla_norm_eps: f64) -> f64,
@@ -96,32 +91,38 @@ pub struct Formulas {
     // ---- residual mixes: R1 to R7
     /// R1: [`released::mix_sources`].
     pub mix_sources: for<'a> fn(banks: &[&'a [f64]], sum: &'a [f64]) -> Vec<&'a [f64]>,
+    /// R1, R2: [`released::mix`].
+    pub mix: fn(
+        formulas: &Formulas,
+        site: NormSite,
+        sources: &[&[f64]],
+        fold: &[f64],
+        eps: f64,
+    ) -> Vec<f64>,
     /// R2: [`released::mix_score`].
     pub mix_score:
         fn(formulas: &Formulas, site: NormSite, source: &[f64], fold: &[f64], eps: f64) -> f64,
-    /// R2: [`released::mix_value`].
-    pub mix_value: fn(site: NormSite, source: &[f64], eps: f64) -> Vec<f64>,
     /// R1: [`released::mix_weights`].
     pub mix_weights: fn(scores: &[f64]) -> Vec<f64>,
     /// R3: [`released::fold`].
     pub fold: fn(norm: &[f64], proj: &[f64]) -> Vec<f64>,
-    /// R3: [`released::fold_of`].
-    pub fold_of: for<'a> fn(site: NormSite, folds: Folds<'a>) -> Option<&'a [f64]>,
-    /// R4: [`released::mixes_before_attention`].
-    pub mixes_before_attention: fn(index: usize, block: usize, banks: usize) -> bool,
+    /// R3, R4: [`released::attention_input`].
+    pub attention_input:
+        fn(pass: &Pass<'_>, layer: &LayerWeights, banks: &[Rows], sum: &Rows) -> Rows,
     /// R5: [`released::opens_block`].
     pub opens_block: fn(index: usize, block: usize) -> bool,
-    /// R5: [`released::banked`].
-    pub banked: fn(sum: &Rows, mixed: &Rows) -> Rows,
+    /// R5: [`released::bank`].
+    pub bank: fn(pass: &Pass<'_>, layer: &LayerWeights, residual: &mut Residual),
     /// R6: [`released::sum_after_attention`].
     pub sum_after_attention: fn(opens_block: bool, sum: &Rows, attention: &Rows) -> Rows,
-    /// R7: [`released::banks_before_mlp`].
-    pub banks_before_mlp: fn(opens_block: bool, banks: &[Rows]) -> &[Rows],
-    /// R7: [`released::banks_before_output`].
-    pub banks_before_output: fn(banks: &[Rows]) -> &[Rows],
+    /// R3, R7: [`released::mlp_input`].
+    pub mlp_input: fn(pass: &Pass<'_>, layer: &LayerWeights, banks: &[Rows], sum: &Rows) -> Rows,
+    /// R7: [`released::output_input`].
+    pub output_input:
+        fn(pass: &Pass<'_>, closing: &ClosingWeights, banks: &[Rows], sum: &Rows) -> Rows,
     // ---- KDA: K1 to K13
     /// K1: [`released::convolve`].
-    pub convolve: fn(part: Part, history: &Rows, input: &Rows, taps: &[f64]) -> Rows,
+    pub convolve: fn(part: Part, history: &Rows, input: &Rows, taps: &Array2<f64>) -> Rows,
     /// K2: [`released::convolution_activation`].
     pub convolution_activation: fn(part: Part, x: f64) -> f64,
     /// K3: [`released::l2_norm`].
@@ -132,20 +133,24 @@ pub struct Formulas {
     pub kda_query_scale: fn(head_dim: usize) -> f64,
     /// K5: [`released::beta`].
     pub beta: fn(logits: &[f64], head: usize) -> f64,
-    /// K6: [`released::decay_hidden`].
-    pub decay_hidden: fn(hidden: Vec<f64>) -> Vec<f64>,
+    /// K6: [`released::decay_input`].
+    pub decay_input: fn(weights: &KdaWeights, x: &Rows) -> Rows,
     /// K6, K7: [`released::log_decay`].
     pub log_decay: fn(d: &DecayInputs<'_>) -> f64,
     /// K8: [`released::decay_rates`].
-    pub decay_rates:
-        fn(layer: usize, stored: &[f64], heads: usize) -> Result<Vec<f64>, ReferenceError>,
+    pub decay_rates: fn(stored: &[f64], heads: usize) -> Result<Vec<f64>, (usize, f64)>,
     /// K9 to K11: [`released::delta_step`].
-    pub delta_step: fn(state: &mut [f64], s: &StepInputs<'_>) -> Vec<f64>,
+    pub delta_step: fn(state: &mut ArrayViewMut2<'_, f64>, s: &StepInputs<'_>) -> Vec<f64>,
+    /// K13: [`released::recurrence`].
+    pub recurrence: fn(
+        pass: &Pass<'_>,
+        inputs: &RecurrenceInputs,
+        memory: &mut Array3<f64>,
+        stages: &Stages<'_>,
+    ) -> Rows,
     /// K12: [`released::kda_output`].
     pub kda_output:
         fn(formulas: &Formulas, o: &[f64], o_norm: &[f64], gate: &[f64], eps: f64) -> Vec<f64>,
-    /// K13: [`released::carried_memory`].
-    pub carried_memory: fn(memory: &mut [f64]),
     /// K13: [`released::carried_inputs`].
     pub carried_inputs: fn(history: &Rows, input: &Rows) -> Rows,
     // ---- MLA: M1 to M8
@@ -154,11 +159,9 @@ pub struct Formulas {
     /// M2: [`released::latent`].
     pub latent: fn(formulas: &Formulas, compressed: &[f64], weight: &[f64], eps: f64) -> Vec<f64>,
     /// M3: [`released::shared_key`].
-    pub shared_key: fn(compressed: &[f64], kv_lora: usize) -> Vec<f64>,
-    /// M3: [`released::positioned`].
-    pub positioned: fn(part: &[f64], position: usize) -> Vec<f64>,
+    pub shared_key: fn(compressed: &[f64], kv_lora: usize, position: usize) -> Vec<f64>,
     /// M3: [`released::attention_dot`].
-    pub attention_dot: fn(q: (&[f64], &[f64]), k: (&[f64], &[f64])) -> f64,
+    pub attention_dot: fn(q: (&[f64], &[f64]), k: (&[f64], &[f64]), position: usize) -> f64,
     /// M4: [`released::attention_scale`].
     pub attention_scale: fn(widths: MlaWidths) -> f64,
     /// M5: [`released::sees`].
@@ -174,9 +177,14 @@ pub struct Formulas {
     // ---- MLP and SiTU: S1, S2
     /// S1, S2: [`released::situ`].
     pub situ: fn(gate: f64, up: f64, beta: f64, linear_beta: f64) -> f64,
+    /// N1, E1, E10: [`released::mlp`].
+    pub mlp: fn(
+        pass: &Pass<'_>,
+        layer: &LayerWeights,
+        h: &Rows,
+        stages: &mut Stages<'_>,
+    ) -> Result<Rows, ReferenceError>,
     // ---- LatentMoE: E1 to E10
-    /// E1: [`released::router_input`].
-    pub router_input: fn(x: &Rows, mixed: &Rows, weights: &MoeWeights) -> Rows,
     /// E1: [`released::router_scores`].
     pub router_scores: fn(logits: &[f64]) -> Vec<f64>,
     /// E2: [`released::select`].
@@ -185,23 +193,26 @@ pub struct Formulas {
     pub routing_weights:
         fn(scores: &[f64], bias: &[f64], chosen: &[usize], config: &RawConfig) -> Vec<f64>,
     /// E6: [`released::expert_input`].
-    pub expert_input: fn(x: &Rows, latent: &Rows) -> Rows,
-    /// E7: [`released::expert_roles`].
-    pub expert_roles: fn(expert: &ExpertWeights) -> [&Matrix; 3],
-    /// E7: [`released::expert_id`].
-    pub expert_id: fn(chosen: usize, experts: usize) -> usize,
-    /// E8: [`released::expert_share`].
-    pub expert_share: fn(output: Vec<f64>, norm: &[f64], eps: f64) -> Vec<f64>,
+    pub expert_input: fn(weights: &MoeWeights, x: &Rows) -> Rows,
+    /// E7: [`released::expert`].
+    pub expert: fn(
+        formulas: &Formulas,
+        weights: &MoeWeights,
+        id: usize,
+    ) -> Result<ExpertWeights, ReferenceError>,
+    /// E8: [`released::routed_sum`].
+    pub routed_sum: fn(
+        pass: &Pass<'_>,
+        weights: &MoeWeights,
+        z: &Rows,
+        routing: &Routing,
+    ) -> Result<Rows, ReferenceError>,
     /// E8: [`released::combine`].
     pub combine: fn(outputs: &[Vec<f64>], weights: &[f64], width: usize) -> Vec<f64>,
-    /// E8: [`released::norm_of_sum`].
-    pub norm_of_sum: fn(formulas: &Formulas, sum: &[f64], norm: &[f64], eps: f64) -> Vec<f64>,
     /// E9: [`released::project_up`].
     pub project_up: fn(up: &Matrix, normed: &Rows) -> Rows,
-    /// E10: [`released::shared_input`].
-    pub shared_input: fn(x: &Rows, mixed: &Rows, weights: &MoeWeights) -> Rows,
-    /// E10: [`released::shared_weight`].
-    pub shared_weight: fn(routing_weights: &[f64]) -> f64,
+    /// E10: [`released::add_shared`].
+    pub add_shared: fn(routed: &Rows, shared: &Rows, routing: &Routing) -> Rows,
     // ---- MXFP4: Q1 to Q4
     /// Q1: [`released::e2m1`].
     pub e2m1: fn(code: u8) -> f64,
@@ -217,43 +228,39 @@ pub struct Formulas {
 pub const RELEASED: Formulas = Formulas {
     layer_kind: released::layer_kind,
     is_dense: released::is_dense,
-    embedding_row: released::embedding_row,
-    embedding_scale: released::embedding_scale,
-    head_row: released::head_row,
-    head_tensor: released::head_tensor,
-    head_input: released::head_input,
+    embedding: released::embedding,
+    head: released::head,
+    logits: released::logits,
     norm_eps: released::norm_eps,
     normalise: released::normalise,
     rms_norm: released::rms_norm,
     mix_sources: released::mix_sources,
+    mix: released::mix,
     mix_score: released::mix_score,
-    mix_value: released::mix_value,
     mix_weights: released::mix_weights,
     fold: released::fold,
-    fold_of: released::fold_of,
-    mixes_before_attention: released::mixes_before_attention,
+    attention_input: released::attention_input,
     opens_block: released::opens_block,
-    banked: released::banked,
+    bank: released::bank,
     sum_after_attention: released::sum_after_attention,
-    banks_before_mlp: released::banks_before_mlp,
-    banks_before_output: released::banks_before_output,
+    mlp_input: released::mlp_input,
+    output_input: released::output_input,
     convolve: released::convolve,
     convolution_activation: released::convolution_activation,
     l2_norm: released::l2_norm,
     kda_head: released::kda_head,
     kda_query_scale: released::kda_query_scale,
     beta: released::beta,
-    decay_hidden: released::decay_hidden,
+    decay_input: released::decay_input,
     log_decay: released::log_decay,
     decay_rates: released::decay_rates,
     delta_step: released::delta_step,
+    recurrence: released::recurrence,
     kda_output: released::kda_output,
-    carried_memory: released::carried_memory,
     carried_inputs: released::carried_inputs,
     split_query: released::split_query,
     latent: released::latent,
     shared_key: released::shared_key,
-    positioned: released::positioned,
     attention_dot: released::attention_dot,
     attention_scale: released::attention_scale,
     sees: released::sees,
@@ -262,19 +269,16 @@ pub const RELEASED: Formulas = Formulas {
     mla_output: released::mla_output,
     extend_cache: released::extend_cache,
     situ: released::situ,
-    router_input: released::router_input,
+    mlp: released::mlp,
     router_scores: released::router_scores,
     select: released::select,
     routing_weights: released::routing_weights,
     expert_input: released::expert_input,
-    expert_roles: released::expert_roles,
-    expert_id: released::expert_id,
-    expert_share: released::expert_share,
+    expert: released::expert,
+    routed_sum: released::routed_sum,
     combine: released::combine,
-    norm_of_sum: released::norm_of_sum,
     project_up: released::project_up,
-    shared_input: released::shared_input,
-    shared_weight: released::shared_weight,
+    add_shared: released::add_shared,
     e2m1: released::e2m1,
     nibble_columns: released::nibble_columns,
     scale: released::scale,

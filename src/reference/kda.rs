@@ -7,8 +7,10 @@ use super::error::ReferenceError;
 use super::formulas::{Formulas, NormSite, Part};
 use super::layer::Pass;
 use super::reader::Reader;
-use super::rows::{Matrix, Rows};
+use super::rows::{Matrix, Rows, from_values, map_rows, row, slices, stack, values, values_mut};
 use super::stage_hook::Stages;
+use ndarray::{Array2, Array3, Axis};
+
 use k3_core::config::RawConfig;
 use k3_core::stages::Stage;
 
@@ -18,7 +20,7 @@ pub struct KdaWeights {
     /// `q_proj`, `k_proj`, `v_proj`, each \[P, E\].
     pub projections: [Matrix; 3],
     /// `q_conv1d`, `k_conv1d`, `v_conv1d`, each \[P, kernel\], oldest tap first.
-    pub taps: [Vec<f64>; 3],
+    pub taps: [Array2<f64>; 3],
     /// `f_a_proj` \[D, E\].
     pub f_a: Matrix,
     /// `f_b_proj` \[P, D\].
@@ -41,7 +43,7 @@ pub struct KdaWeights {
 #[derive(Debug, Clone, PartialEq)]
 pub struct KdaState {
     /// S \[H, D, D\], rows = key index.
-    pub memory: Vec<f64>,
+    pub memory: Array3<f64>,
     /// The last kernel−1 inputs of the q, k, v convolutions \[kernel−1, P\], oldest first.
     pub inputs: [Rows; 3],
 }
@@ -63,6 +65,17 @@ pub struct DecayInputs<'a> {
     pub head_dim: usize,
     /// `gate_lower_bound`.
     pub lower_bound: f64,
+}
+
+/// The inputs of all tokens to the recurrence.
+#[derive(Debug, Clone, PartialEq)]
+pub struct RecurrenceInputs {
+    /// q (normed and scaled), k (normed) and v, each \[T, P\].
+    pub qkv: [Rows; 3],
+    /// g \[T, P\].
+    pub log_decay: Rows,
+    /// β \[T, H\].
+    pub beta: Rows,
 }
 
 /// One token's inputs to the recurrence of one head.
@@ -105,16 +118,21 @@ impl KdaWeights {
         let projection = |part: &str| matrix(&format!("{part}_proj"), inner, width);
         let taps = |part: &str| {
             let tensor = name(&format!("{part}_conv1d.weight"));
-            reader.f32_vector(&tensor, &[inner, 1, kernel])
+            let taps = reader.f32_vector(&tensor, &[inner, 1, kernel])?;
+            Ok::<_, ReferenceError>(from_values(kernel, taps))
         };
         let stored_a_log = reader.f32_vector(&name("A_log"), &[head_dim])?;
+        let a_log = (formulas.decay_rates)(&stored_a_log, heads).map_err(|(index, got)| {
+            let what = format!("expected 0, since it is padding, got {got}");
+            reader.malformed(format!("layer {layer}: A_log[{index}]"), what)
+        })?;
         Ok(Self {
             projections: [projection("q")?, projection("k")?, projection("v")?],
             taps: [taps("q")?, taps("k")?, taps("v")?],
             f_a: matrix("f_a_proj", head_dim, width)?,
             f_b: matrix("f_b_proj", inner, head_dim)?,
             b: matrix("b_proj", heads, width)?,
-            a_log: (formulas.decay_rates)(layer, &stored_a_log, heads)?,
+            a_log,
             dt_bias: reader.f32_vector(&name("dt_bias"), &[inner])?,
             gate: matrix("g_proj", inner, width)?,
             o_norm: reader.f32_vector(&name("o_norm.weight"), &[head_dim])?,
@@ -128,9 +146,9 @@ impl KdaState {
     #[must_use]
     pub fn new(config: &RawConfig) -> Self {
         let (heads, head_dim) = (config.kda_num_heads, config.kda_head_dim);
-        let history = Rows::zeros(config.short_conv_kernel_size - 1, heads * head_dim);
+        let history = Rows::zeros((config.short_conv_kernel_size - 1, heads * head_dim));
         Self {
-            memory: vec![0.0; heads * head_dim * head_dim],
+            memory: Array3::zeros((heads, head_dim, head_dim)),
             inputs: [history.clone(), history.clone(), history],
         }
     }
@@ -146,50 +164,48 @@ pub fn kda(
 ) -> Rows {
     let (heads, head_dim) = (pass.config.kda_num_heads, pass.config.kda_head_dim);
     let formulas = pass.formulas;
-    let per_channel = [x.count(), heads, head_dim];
+    let per_channel = [x.nrows(), heads, head_dim];
 
     // 1, 2. projections, convolutions, SiLU; q and k normed, q scaled
-    let mut qkv = [(); 3].map(|()| Rows::empty(heads * head_dim));
+    let mut qkv = [(); 3].map(|()| Rows::default((0, 0)));
     for (index, (part, stage)) in PARTS.into_iter().enumerate() {
         let input = weights.projections[index].apply(x);
         let history = &state.inputs[index];
         let mut heads_of_part = kda_part(pass, part, history, &input, &weights.taps[index]);
         state.inputs[index] = (formulas.carried_inputs)(history, &input);
-        stages.put(stage, &per_channel, &mut heads_of_part.values);
+        stages.put(stage, &per_channel, values_mut(&mut heads_of_part));
         qkv[index] = heads_of_part;
     }
 
     // 3. decay and write strength
-    let hidden = weights.f_a.apply(x);
-    let hidden = hidden.map(head_dim, |row| (formulas.decay_hidden)(row.to_vec()));
-    let mut z = weights.f_b.apply(&hidden);
-    stages.put(Stage::KdaZ, &per_channel, &mut z.values);
+    let mut z = (formulas.decay_input)(weights, x);
+    stages.put(Stage::KdaZ, &per_channel, values_mut(&mut z));
     let mut log_decay = log_decay(pass, weights, &z);
-    stages.put(Stage::KdaG, &per_channel, &mut log_decay.values);
-    let logits = weights.b.apply(x);
+    stages.put(Stage::KdaG, &per_channel, values_mut(&mut log_decay));
     let of_head = |logits: &[f64], head| (formulas.beta)(logits, head);
-    let mut beta = logits.map(heads, |l| (0..heads).map(|head| of_head(l, head)).collect());
+    let of_token = |logits: &[f64]| (0..heads).map(|head| of_head(logits, head)).collect();
+    let mut beta = map_rows(&weights.b.apply(x), heads, of_token);
     stages.put_rows(Stage::KdaBeta, &mut beta);
 
     // 4. the recurrence
-    let mut o = recurrence(pass, &qkv, &log_decay, &beta, &mut state.memory, stages);
-    stages.put(Stage::KdaO, &per_channel, &mut o.values);
-    let shape = [heads, head_dim, head_dim];
-    stages.put(Stage::KdaState, &shape, &mut state.memory);
+    let inputs = RecurrenceInputs { qkv, log_decay, beta };
+    let mut o = (formulas.recurrence)(pass, &inputs, &mut state.memory, stages);
+    stages.put(Stage::KdaO, &per_channel, values_mut(&mut o));
+    let memory = state.memory.as_slice_mut().expect("made row-major");
+    stages.put(Stage::KdaState, &[heads, head_dim, head_dim], memory);
     put_inputs(state, stages);
 
     // 5. norm, then gate, then o_proj
     let eps = pass.norm_eps(NormSite::KdaOutput);
     let gates = weights.gate.apply(x);
-    let mut gated = Rows::empty(heads * head_dim);
-    for (o, gate) in o.iter().zip(gates.iter()) {
-        gated.push(&(formulas.kda_output)(formulas, o, &weights.o_norm, gate, eps));
-    }
-    weights.output.apply(&gated)
+    let gated = slices(&o).zip(slices(&gates));
+    let gated =
+        gated.map(|(o, gate)| (formulas.kda_output)(formulas, o, &weights.o_norm, gate, eps));
+    weights.output.apply(&stack(heads * head_dim, gated))
 }
 
 /// Convolution, SiLU and the head-wise norm of one of q, k, v; `input` and the result \[T, P\].
-fn kda_part(pass: &Pass<'_>, part: Part, history: &Rows, input: &Rows, taps: &[f64]) -> Rows {
+fn kda_part(pass: &Pass<'_>, part: Part, history: &Rows, input: &Rows, taps: &Array2<f64>) -> Rows {
     let formulas = pass.formulas;
     let head_dim = pass.config.kda_head_dim;
     let scale = match part {
@@ -197,10 +213,8 @@ fn kda_part(pass: &Pass<'_>, part: Part, history: &Rows, input: &Rows, taps: &[f
         Part::Key | Part::Value => 1.0,
     };
     let mut mixed = (formulas.convolve)(part, history, input, taps);
-    for value in &mut mixed.values {
-        *value = (formulas.convolution_activation)(part, *value);
-    }
-    mixed.map(input.width, |row| {
+    mixed.mapv_inplace(|value| (formulas.convolution_activation)(part, value));
+    map_rows(&mixed, input.ncols(), |row| {
         let heads = row.chunks_exact(head_dim);
         let normed = heads.flat_map(|head| (formulas.kda_head)(formulas, part, head));
         normed.map(|t| t * scale).collect()
@@ -210,7 +224,7 @@ fn kda_part(pass: &Pass<'_>, part: Part, history: &Rows, input: &Rows, taps: &[f
 /// The log decay g of every channel, from z = f_b(f_a x); both \[T, P\].
 fn log_decay(pass: &Pass<'_>, weights: &KdaWeights, z: &Rows) -> Rows {
     let head_dim = pass.config.kda_head_dim;
-    z.map(z.width, |z| {
+    map_rows(z, z.ncols(), |z| {
         let channel = |p: usize| {
             (pass.formulas.log_decay)(&DecayInputs {
                 z,
@@ -226,31 +240,30 @@ fn log_decay(pass: &Pass<'_>, weights: &KdaWeights, z: &Rows) -> Rows {
     })
 }
 
-/// The delta rule, token by token, head by head; gives o \[T, P\].
-fn recurrence(
+/// K13: the delta rule, token by token, head by head, from the S \[H, D, D\] that the last call
+/// left; gives o \[T, P\].
+pub fn recurrence(
     pass: &Pass<'_>,
-    [q, k, v]: &[Rows; 3],
-    log_decay: &Rows,
-    beta: &Rows,
-    memory: &mut [f64],
+    inputs: &RecurrenceInputs,
+    memory: &mut Array3<f64>,
     stages: &Stages<'_>,
 ) -> Rows {
-    let head_dim = pass.config.kda_head_dim;
-    let mut o = Rows::zeros(q.count(), q.width);
-    (pass.formulas.carried_memory)(memory);
-    for token in 0..q.count() {
-        for (head, state) in memory.chunks_exact_mut(head_dim * head_dim).enumerate() {
-            let channels = head * head_dim..(head + 1) * head_dim;
-            let inputs = StepInputs {
-                q: &q.row(token)[channels.clone()],
-                k: &k.row(token)[channels.clone()],
-                v: &v.row(token)[channels.clone()],
-                log_decay: &log_decay.row(token)[channels.clone()],
-                beta: beta.row(token)[head],
+    let (head_dim, [q, k, v]) = (pass.config.kda_head_dim, &inputs.qkv);
+    let mut o = Rows::zeros(q.dim());
+    for token in 0..q.nrows() {
+        for (head, mut state) in memory.axis_iter_mut(Axis(0)).enumerate() {
+            let of_head = |rows| &row(rows, token)[head * head_dim..][..head_dim];
+            let step = StepInputs {
+                q: of_head(q),
+                k: of_head(k),
+                v: of_head(v),
+                log_decay: of_head(&inputs.log_decay),
+                beta: inputs.beta[[token, head]],
             };
-            let out = (pass.formulas.delta_step)(state, &inputs);
-            o.row_mut(token)[channels].copy_from_slice(&out);
-            stages.show(Stage::KdaState, state);
+            let out = (pass.formulas.delta_step)(&mut state, &step);
+            stages.show(Stage::KdaState, state.as_slice_mut().expect("made row-major"));
+            values_mut(&mut o)[token * q.ncols() + head * head_dim..][..head_dim]
+                .copy_from_slice(&out);
         }
     }
     o
@@ -258,13 +271,11 @@ fn recurrence(
 
 /// The carried convolution inputs as one stage \[3, kernel−1, P\].
 fn put_inputs(state: &mut KdaState, stages: &mut Stages<'_>) {
-    let [q, k, v] = &mut state.inputs;
-    let shape = [3, q.count(), q.width];
-    let mut values = [&q.values[..], &k.values, &v.values].concat();
-    stages.put(Stage::KdaConv, &shape, &mut values);
+    let shape = [3, state.inputs[0].nrows(), state.inputs[0].ncols()];
+    let mut all = state.inputs.each_ref().map(values).concat();
+    stages.put(Stage::KdaConv, &shape, &mut all);
     let each = shape[1] * shape[2];
-    for (index, inputs) in [q, k, v].into_iter().enumerate() {
-        let kept = &values[index * each..][..each];
-        inputs.values.copy_from_slice(kept);
+    for (index, inputs) in state.inputs.iter_mut().enumerate() {
+        values_mut(inputs).copy_from_slice(&all[index * each..][..each]);
     }
 }

@@ -6,13 +6,13 @@
 use std::sync::Arc;
 
 use super::error::ReferenceError;
-use super::formulas::{AttentionKind, Folds, Formulas, NormSite};
+use super::formulas::{AttentionKind, Formulas, NormSite};
 use super::kda::{KdaState, KdaWeights, kda};
 use super::mla::{MlaCache, MlaWeights, mla};
-use super::moe::{MlpWeights, MoeWeights, gated_mlp, moe};
+use super::moe::{MlpWeights, MoeWeights};
 use super::reader::Reader;
-use super::residual::{Residual, mix};
-use super::rows::{Rows, add};
+use super::residual::Residual;
+use super::rows::{Rows, map_rows};
 use super::stage_hook::{StageHook, Stages};
 use k3_core::config::RawConfig;
 use k3_core::stages::{Stage, StageSink};
@@ -42,7 +42,7 @@ impl Pass<'_> {
     #[must_use]
     pub fn norm(&self, site: NormSite, rows: &Rows, weight: &[f64]) -> Rows {
         let (formulas, eps) = (self.formulas, self.norm_eps(site));
-        rows.map(rows.width, |x| (formulas.rms_norm)(formulas, site, x, weight, eps))
+        map_rows(rows, rows.ncols(), |x| (formulas.rms_norm)(formulas, site, x, weight, eps))
     }
 }
 
@@ -106,10 +106,13 @@ impl LayerWeights {
         let (config, formulas) = (pass.config, pass.formulas);
         let (width, layers) = (config.hidden_size, config.num_hidden_layers);
         if index >= layers {
-            return Err(ReferenceError::NoSuchLayer { layer: index, layers });
+            return Err(ReferenceError::Call(format!(
+                "layer {index}: expected 0 to {}",
+                layers - 1
+            )));
         }
         let prefix = format!("language_model.model.layers.{index}.");
-        let attention = match (formulas.layer_kind)(index, config)? {
+        let attention = match (formulas.layer_kind)(index, config) {
             AttentionKind::Kda => {
                 let weights = KdaWeights::load(reader, config, formulas, index, &prefix)?;
                 Attention::Kda(Box::new(weights))
@@ -162,17 +165,17 @@ impl LayerWeights {
         let (formulas, block) = (pass.formulas, pass.config.attn_res_block_size);
         let mut stages = Stages::new(Some(self.index), pass.hook, sink);
         let stages = &mut stages;
-        let Residual { sum, banks } = residual;
 
         // 1. what attention reads
-        let mut h = self.mix_before_attention(pass, banks, sum);
+        let mut h = (formulas.attention_input)(pass, self, &residual.banks, &residual.sum);
         stages.put_rows(Stage::AttnMix, &mut h);
 
         // 2. a new block banks the un-mixed sum
         let opens_block = (formulas.opens_block)(self.index, block);
         if opens_block {
-            banks.push((formulas.banked)(sum, &h));
+            (formulas.bank)(pass, self, residual);
         }
+        let Residual { sum, banks } = residual;
 
         // 3. attention
         let mut x = pass.norm(NormSite::Input, &h, &self.input_norm);
@@ -190,43 +193,15 @@ impl LayerWeights {
         *sum = (formulas.sum_after_attention)(opens_block, sum, &a);
 
         // 4. what the MLP reads
-        let mut h = self.mix_before_mlp(pass, (formulas.banks_before_mlp)(opens_block, banks), sum);
+        let mut h = (formulas.mlp_input)(pass, self, banks, sum);
         stages.put_rows(Stage::MlpMix, &mut h);
 
         // 5. the MLP
-        let mut x = pass.norm(NormSite::PostAttention, &h, &self.post_attention_norm);
-        stages.put_rows(Stage::MlpNorm, &mut x);
-        let mut m = match &self.mlp {
-            Mlp::Dense(w) => gated_mlp(pass, [&w.gate, &w.up, &w.down], &x),
-            Mlp::Moe(weights) => moe(pass, weights, &x, &h, stages)?,
-        };
+        let mut m = (formulas.mlp)(pass, self, &h, stages)?;
         stages.put_rows(Stage::MlpOut, &mut m);
-        *sum = add(sum, &m);
+        *sum += &m;
         stages.put_rows(Stage::Out, sum);
         Ok(())
-    }
-
-    fn folds(&self) -> Folds<'_> {
-        Folds { attention: self.attention_fold.as_deref(), mlp: &self.mlp_fold }
-    }
-
-    /// mix(b, s) with the attention-side weights, or s while there is no bank.
-    fn mix_before_attention(&self, pass: &Pass<'_>, banks: &[Rows], sum: &Rows) -> Rows {
-        let (site, block) = (NormSite::AttnMix, pass.config.attn_res_block_size);
-        let mixes = (pass.formulas.mixes_before_attention)(self.index, block, banks.len());
-        match (pass.formulas.fold_of)(site, self.folds()) {
-            Some(fold) if mixes => mix(pass, site, banks, sum, fold),
-            _ => sum.clone(),
-        }
-    }
-
-    /// mix(b, s) with the MLP-side weights.
-    fn mix_before_mlp(&self, pass: &Pass<'_>, banks: &[Rows], sum: &Rows) -> Rows {
-        let site = NormSite::MlpMix;
-        match (pass.formulas.fold_of)(site, self.folds()) {
-            Some(fold) => mix(pass, site, banks, sum, fold),
-            None => sum.clone(),
-        }
     }
 }
 

@@ -1,9 +1,10 @@
 //! The f64 reference: slow, plain, and written to be read beside MODEL.md section 2.
 //!
-//! What is here: a reader of its own ([`reader`]), the formulas one by one ([`released`]), and the
-//! steps in their order ([`kda`], [`mla`], [`moe`], [`residual`], [`layer`], [`model`]). Why: the
-//! engine is judged by it, stage by stage, so it must owe the engine nothing. It shares with it
-//! the raw config fields, the stage names, and no arithmetic. All of it is f64.
+//! What is here: readers of its own for the config ([`config`]) and the weights ([`reader`]), the
+//! equations one by one ([`released`]), and the steps in their order ([`kda`], [`mla`], [`moe`],
+//! [`residual`], [`layer`], [`model`]). Why: the engine is judged by it, stage by stage, so it must
+//! owe the engine nothing. It shares with it the record of config fields, the stage names, and no
+//! arithmetic. All of it is f64.
 //!
 //! Deliberately not here: speed beyond what a tiny model needs, `ndarray::dot`, handling of NaN
 //! and infinity (they flow through to the logits; a NaN router score is never preferred over a
@@ -13,6 +14,7 @@
 //! entry replaced; nothing here switches on them.
 
 pub mod arithmetic;
+pub mod config;
 pub mod error;
 pub mod formulas;
 pub mod kda;
@@ -29,6 +31,7 @@ pub mod rounding;
 pub mod rows;
 pub mod stage_hook;
 
+pub use config::read_config;
 pub use error::ReferenceError;
 pub use formulas::{Formulas, RELEASED};
 pub use layer::{LayerState, LayerWeights, Pass};

@@ -4,11 +4,14 @@
 //! must agree with. The cache keeps the expansion beside latent and rope part so that a decoded
 //! token does not expand the past again; memory is no concern here.
 
+use ndarray::{Axis, s};
+
+use super::arithmetic::weighted_sum;
 use super::error::ReferenceError;
 use super::formulas::NormSite;
 use super::layer::Pass;
 use super::reader::Reader;
-use super::rows::{Matrix, Rows};
+use super::rows::{Matrix, Rows, map_rows, row, slices, stack, values_mut};
 use super::stage_hook::Stages;
 use k3_core::config::RawConfig;
 use k3_core::stages::Stage;
@@ -101,30 +104,38 @@ impl MlaCache {
     pub fn new(config: &RawConfig) -> Self {
         let w = MlaWidths::new(config);
         Self {
-            latent: Rows::empty(config.kv_lora_rank),
-            k_rope: Rows::empty(w.rope),
-            key_value: Rows::empty(w.heads * (w.nope + w.value)),
+            latent: Rows::zeros((0, config.kv_lora_rank)),
+            k_rope: Rows::zeros((0, w.rope)),
+            key_value: Rows::zeros((0, w.heads * (w.nope + w.value))),
         }
     }
 
     /// Number of positions held.
     #[must_use]
     pub fn positions(&self) -> usize {
-        self.latent.count()
+        self.latent.nrows()
     }
 
     /// Appends the positions of another cache.
+    ///
+    /// # Panics
+    /// When its widths are others.
     pub fn append(&mut self, entries: &Self) {
-        self.latent.values.extend_from_slice(&entries.latent.values);
-        self.k_rope.values.extend_from_slice(&entries.k_rope.values);
-        self.key_value.values.extend_from_slice(&entries.key_value.values);
+        let theirs = [&entries.latent, &entries.k_rope, &entries.key_value];
+        for (own, theirs) in self.parts().into_iter().zip(theirs) {
+            own.append(Axis(0), theirs.view()).expect("caches of one layer");
+        }
     }
 
     /// Keeps the first `positions` positions.
     pub fn truncate(&mut self, positions: usize) {
-        for rows in [&mut self.latent, &mut self.k_rope, &mut self.key_value] {
-            rows.values.truncate(positions * rows.width);
+        for rows in self.parts() {
+            *rows = rows.slice(s![..positions.min(rows.nrows()), ..]).to_owned();
         }
+    }
+
+    fn parts(&mut self) -> [&mut Rows; 3] {
+        [&mut self.latent, &mut self.k_rope, &mut self.key_value]
     }
 }
 
@@ -138,36 +149,29 @@ pub fn mla(
     cache: &mut MlaCache,
     stages: &mut Stages<'_>,
 ) -> Rows {
-    let (formulas, w, tokens) = (pass.formulas, MlaWidths::new(pass.config), x.count());
+    let (formulas, w, tokens) = (pass.formulas, MlaWidths::new(pass.config), x.nrows());
 
     // queries
-    let eps = pass.norm_eps(NormSite::MlaQ);
-    let q_a = weights.q_a.apply(x);
-    let q_a = q_a.map(q_a.width, |row| {
-        (formulas.rms_norm)(formulas, NormSite::MlaQ, row, &weights.q_a_norm, eps)
-    });
+    let q_a = pass.norm(NormSite::MlaQ, &weights.q_a.apply(x), &weights.q_a_norm);
     let mut q = weights.q_b.apply(&q_a);
-    stages.put(Stage::MlaQ, &[tokens, w.heads, w.nope + w.rope], &mut q.values);
+    stages.put(Stage::MlaQ, &[tokens, w.heads, w.nope + w.rope], values_mut(&mut q));
 
     // latent and shared key part of the new positions
     let entries = entries(pass, weights, x, position, stages);
     (formulas.extend_cache)(cache, &entries);
 
     // causal attention of every head
-    let mut o = Rows::empty(w.heads * w.value);
-    for (token, q) in q.iter().enumerate() {
-        let heads = (0..w.heads).flat_map(|head| attend(pass, q, head, position + token, cache));
-        o.push(&heads.collect::<Vec<f64>>());
-    }
-    stages.put(Stage::MlaO, &[tokens, w.heads, w.value], &mut o.values);
+    let attend = |(token, q)| -> Vec<f64> {
+        let position = position + token;
+        (0..w.heads).flat_map(|head| attend(pass, q, head, position, cache)).collect()
+    };
+    let mut o = stack(w.heads * w.value, slices(&q).enumerate().map(attend));
+    stages.put(Stage::MlaO, &[tokens, w.heads, w.value], values_mut(&mut o));
 
     // gate, then o_proj
     let gates = weights.gate.apply(x);
-    let mut gated = Rows::empty(w.heads * w.value);
-    for (o, gate) in o.iter().zip(gates.iter()) {
-        gated.push(&(formulas.mla_output)(o, gate));
-    }
-    weights.output.apply(&gated)
+    let gated = slices(&o).zip(slices(&gates)).map(|(o, gate)| (formulas.mla_output)(o, gate));
+    weights.output.apply(&stack(w.heads * w.value, gated))
 }
 
 /// What the cache keeps of each token of `x`.
@@ -182,14 +186,11 @@ fn entries(
     let (kv_lora, rope) = (pass.config.kv_lora_rank, pass.config.qk_rope_head_dim);
     let eps = pass.norm_eps(NormSite::MlaKv);
     let compressed = weights.kv_a.apply(x);
-    let mut latent =
-        compressed.map(kv_lora, |c| (formulas.latent)(formulas, c, &weights.kv_a_norm, eps));
+    let latent = |c: &[f64]| (formulas.latent)(formulas, c, &weights.kv_a_norm, eps);
+    let mut latent = map_rows(&compressed, kv_lora, latent);
     stages.put_rows(Stage::MlaLatent, &mut latent);
-    let mut k_rope = Rows::empty(rope);
-    for (token, c) in compressed.iter().enumerate() {
-        let shared = (formulas.shared_key)(c, kv_lora);
-        k_rope.push(&(formulas.positioned)(&shared, position + token));
-    }
+    let shared_key = |(token, c)| (formulas.shared_key)(c, kv_lora, position + token);
+    let mut k_rope = stack(rope, slices(&compressed).enumerate().map(shared_key));
     stages.put_rows(Stage::MlaKRope, &mut k_rope);
     let key_value = weights.kv_b.apply(&latent);
     MlaCache { latent, k_rope, key_value }
@@ -199,22 +200,16 @@ fn entries(
 fn attend(pass: &Pass<'_>, q: &[f64], head: usize, position: usize, cache: &MlaCache) -> Vec<f64> {
     let (formulas, w) = (pass.formulas, MlaWidths::new(pass.config));
     let (q_nope, q_rope) = (formulas.split_query)(q, head, w);
-    let q_rope = (formulas.positioned)(q_rope, position);
     let scale = (formulas.attention_scale)(w);
     let mut scores = Vec::new();
     let mut values: Vec<&[f64]> = Vec::new();
     for key_position in (0..cache.positions()).filter(|key| (formulas.sees)(position, *key)) {
-        let key_value = cache.key_value.row(key_position);
+        let key_value = row(&cache.key_value, key_position);
         let (k_nope, value) = (formulas.split_key_value)(key_value, head, w);
-        let k_rope = cache.k_rope.row(key_position);
-        scores.push((formulas.attention_dot)((q_nope, &q_rope), (k_nope, k_rope)) * scale);
+        let k_rope = row(&cache.k_rope, key_position);
+        let dot = (formulas.attention_dot)((q_nope, q_rope), (k_nope, k_rope), position);
+        scores.push(dot * scale);
         values.push(value);
     }
-    let mut out = vec![0.0; w.value];
-    for (p, value) in (formulas.attention_weights)(&scores).iter().zip(values) {
-        for (out, v) in out.iter_mut().zip(value) {
-            *out += p * v;
-        }
-    }
-    out
+    weighted_sum(&values, &(formulas.attention_weights)(&scores), w.value)
 }

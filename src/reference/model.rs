@@ -3,18 +3,19 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use super::config::read_config;
 use super::error::ReferenceError;
 use super::formulas::{Formulas, NormSite, RELEASED};
 use super::layer::{LayerState, LayerWeights, Pass, load_fold};
 use super::reader::Reader;
-use super::released::GROUP_COLUMNS;
-use super::residual::{Residual, mix};
-use super::rows::{Matrix, Rows};
+use super::residual::Residual;
+use super::rows::{Matrix, Rows, stack};
 use super::stage_hook::{AsComputed, StageHook, Stages};
 use k3_core::config::RawConfig;
 use k3_core::stages::{Stage, StageSink};
 
-const EMBEDDING: &str = "language_model.model.embed_tokens.weight";
+/// The tensor of the embedding table.
+pub const EMBEDDING: &str = "language_model.model.embed_tokens.weight";
 
 /// The reference model: every weight but the routed experts and the embedding table in memory, as
 /// the checkpoint encodes it.
@@ -77,17 +78,14 @@ pub struct Sequence<'m> {
 }
 
 impl Model {
-    /// Opens a checkpoint folder. `mla_norm_eps` is [`k3_core::config::MLA_NORM_EPS`] in the
+    /// Opens a checkpoint folder and reads its config itself. `mla_norm_eps` is 1e-6 in the
     /// released model.
     ///
     /// # Errors
-    /// A tensor is missing or not as the config implies, or a file cannot be read.
-    pub fn open(
-        folder: &Path,
-        config: &RawConfig,
-        mla_norm_eps: f64,
-    ) -> Result<Self, ReferenceError> {
-        Self::open_with(folder, config, mla_norm_eps, &RELEASED)
+    /// A file cannot be read, a config field is not as it should be, or a tensor is missing or not
+    /// as the config implies.
+    pub fn open(folder: &Path, mla_norm_eps: f64) -> Result<Self, ReferenceError> {
+        Self::open_with(folder, mla_norm_eps, &RELEASED)
     }
 
     /// Opens a checkpoint folder with other formulas: a mutant.
@@ -96,21 +94,32 @@ impl Model {
     /// As [`Model::open`].
     pub fn open_with(
         folder: &Path,
-        config: &RawConfig,
         mla_norm_eps: f64,
         formulas: &Formulas,
     ) -> Result<Self, ReferenceError> {
-        check_config(config)?;
+        Self::open_as(folder, read_config(folder)?, mla_norm_eps, formulas)
+    }
+
+    /// Opens a checkpoint folder as if its config were another one.
+    ///
+    /// # Errors
+    /// As [`Model::open`].
+    pub fn open_as(
+        folder: &Path,
+        config: RawConfig,
+        mla_norm_eps: f64,
+        formulas: &Formulas,
+    ) -> Result<Self, ReferenceError> {
         let reader = Arc::new(Reader::open(folder)?);
-        let pass = Pass { config, mla_norm_eps, formulas, hook: &AsComputed };
+        let pass = Pass { config: &config, mla_norm_eps, formulas, hook: &AsComputed };
         let table = [config.vocab_size, config.hidden_size];
         reader.check(EMBEDDING, safetensors::Dtype::BF16, &table)?;
         let layers = (0..config.num_hidden_layers)
             .map(|index| LayerWeights::load(&reader, &pass, index))
             .collect::<Result<Vec<_>, _>>()?;
         Ok(Self {
-            closing: ClosingWeights::load(&reader, config, formulas)?,
-            config: config.clone(),
+            closing: ClosingWeights::load(&reader, &config, formulas)?,
+            config,
             mla_norm_eps,
             formulas: *formulas,
             reader,
@@ -208,12 +217,12 @@ impl ClosingWeights {
         config: &RawConfig,
         formulas: &Formulas,
     ) -> Result<Self, ReferenceError> {
-        let (width, vocabulary) = (config.hidden_size, config.vocab_size);
+        let width = config.hidden_size;
         let mixer = "language_model.model.output_attn_res";
         Ok(Self {
             output_fold: load_fold(reader, formulas, mixer, width)?,
             norm: reader.bf16_vector("language_model.model.norm.weight", &[width])?,
-            head: reader.bf16_matrix((formulas.head_tensor)(), vocabulary, width)?,
+            head: (formulas.head)(reader, config)?,
         })
     }
 
@@ -226,18 +235,14 @@ impl ClosingWeights {
     ) -> Logits {
         let formulas = pass.formulas;
         let mut stages = Stages::new(None, pass.hook, sink);
-        let banks = (formulas.banks_before_output)(&residual.banks);
-        let fold = &self.output_fold;
-        let mut h = mix(pass, NormSite::OutputMix, banks, &residual.sum, fold);
+        let mut h = (formulas.output_input)(pass, self, &residual.banks, &residual.sum);
         stages.put_rows(Stage::FinalMix, &mut h);
-        let normed = pass.norm(NormSite::Final, &h, &self.norm);
-        let mut normed = (formulas.head_input)(&h, normed);
+        let mut normed = pass.norm(NormSite::Final, &h, &self.norm);
         stages.put_rows(Stage::FinalNorm, &mut normed);
-        let vocabulary = self.head.rows();
-        let row = |logit| (formulas.head_row)(logit, vocabulary);
-        let mut logits = self.head.apply_rows(&normed, row);
+        let mut logits = (formulas.logits)(&self.head, &normed);
         stages.put_rows(Stage::Logits, &mut logits);
-        Logits { rows: logits.count(), vocabulary, values: logits.values }
+        let (rows, vocabulary) = logits.dim();
+        Logits { rows, vocabulary, values: logits.into_raw_vec_and_offset().0 }
     }
 }
 
@@ -248,57 +253,38 @@ impl ClosingWeights {
 pub fn embed(reader: &Reader, pass: &Pass<'_>, ids: &[u32]) -> Result<Rows, ReferenceError> {
     let (vocabulary, width) = (pass.config.vocab_size, pass.config.hidden_size);
     if ids.is_empty() {
-        return Err(ReferenceError::NoTokens);
+        let what = "no input ids: a forward pass needs at least one";
+        return Err(ReferenceError::Call(what.to_owned()));
     }
     for (index, id) in ids.iter().enumerate() {
         if *id as usize >= vocabulary {
-            return Err(ReferenceError::TokenId { id: *id, index, vocabulary });
+            return Err(ReferenceError::Call(format!(
+                "input id {id} at position {index}: expected below the vocabulary size {vocabulary}"
+            )));
         }
     }
-    let scale = (pass.formulas.embedding_scale)(width);
-    let mut rows = Rows::empty(width);
-    for id in ids {
-        let row = (pass.formulas.embedding_row)(*id as usize, vocabulary);
-        let row = reader.bf16_matrix_row(EMBEDDING, [vocabulary, width], row)?;
-        rows.push(&row.iter().map(|v| v * scale).collect::<Vec<f64>>());
-    }
-    Ok(rows)
+    let table = EmbeddingTable { reader, vocabulary, width };
+    let rows = ids.iter().map(|id| (pass.formulas.embedding)(&table, *id as usize));
+    Ok(stack(width, rows.collect::<Result<Vec<_>, _>>()?))
 }
 
-/// Refuses sizes that the formulas cannot be written for.
-///
-/// # Errors
-/// The field at fault.
-pub fn check_config(config: &RawConfig) -> Result<(), ReferenceError> {
-    let refuse =
-        |field, expected: String, got| Err(ReferenceError::Config { field, expected, got });
-    let (heads, head_dim) = (config.kda_num_heads, config.kda_head_dim);
-    if heads > head_dim {
-        let expected = format!("at most head_dim = {head_dim}: A_log holds head_dim values");
-        return refuse("linear_attn_config.num_heads", expected, heads);
+/// The embedding table \[V, E\], whose rows stay in the file.
+#[derive(Debug, Clone, Copy)]
+pub struct EmbeddingTable<'a> {
+    /// The checkpoint.
+    pub reader: &'a Reader,
+    /// V.
+    pub vocabulary: usize,
+    /// E.
+    pub width: usize,
+}
+
+impl EmbeddingTable<'_> {
+    /// Row `index`, below V, widened.
+    ///
+    /// # Errors
+    /// It cannot be read.
+    pub fn row(&self, index: usize) -> Result<Vec<f64>, ReferenceError> {
+        self.reader.bf16_matrix_row(EMBEDDING, [self.vocabulary, self.width], index)
     }
-    let (top_k, experts) = (config.num_experts_per_token, config.num_experts);
-    if top_k == 0 || top_k > experts {
-        return refuse("num_experts_per_token", format!("1..{experts}"), top_k);
-    }
-    for (field, width) in [
-        ("routed_expert_hidden_size", config.routed_expert_hidden_size),
-        ("moe_intermediate_size", config.moe_intermediate_size),
-    ] {
-        if width == 0 || !width.is_multiple_of(GROUP_COLUMNS) {
-            return refuse(field, format!("a multiple of {GROUP_COLUMNS}"), width);
-        }
-    }
-    for (field, value) in [
-        ("hidden_size", config.hidden_size),
-        ("linear_attn_config.short_conv_kernel_size", config.short_conv_kernel_size),
-        ("attn_res_block_size", config.attn_res_block_size),
-        ("num_attention_heads", config.num_attention_heads),
-        ("vocab_size", config.vocab_size),
-    ] {
-        if value == 0 {
-            return refuse(field, "at least 1".to_owned(), value);
-        }
-    }
-    Ok(())
 }

@@ -5,6 +5,7 @@
 
 use std::sync::Arc;
 
+use ndarray::Array2;
 use safetensors::Dtype;
 
 use super::error::ReferenceError;
@@ -12,7 +13,7 @@ use super::formulas::{Formulas, NormSite};
 use super::layer::Pass;
 use super::reader::Reader;
 use super::released::GROUP_COLUMNS;
-use super::rows::{Matrix, Rows, add};
+use super::rows::{Matrix, Rows, from_values, map_rows, row, slices, stack};
 use super::stage_hook::Stages;
 use k3_core::config::RawConfig;
 use k3_core::stages::Stage;
@@ -46,7 +47,27 @@ pub struct MoeWeights {
     experts: ExpertSource,
 }
 
-/// One routed expert, decoded.
+/// What the three parts of LatentMoE read, each \[T, E\]: one and the same in the released model.
+#[derive(Debug, Clone, Copy)]
+pub struct MoeInputs<'a> {
+    /// The router.
+    pub router: &'a Rows,
+    /// The down-projection before the routed experts.
+    pub experts: &'a Rows,
+    /// The shared MLP.
+    pub shared: &'a Rows,
+}
+
+/// The chosen experts of each token and their weights.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Routing {
+    /// Ids \[T\]\[k\], ascending within a token.
+    pub chosen: Vec<Vec<usize>>,
+    /// Weights \[T\]\[k\], in the order of the ids.
+    pub weights: Vec<Vec<f64>>,
+}
+
+/// One routed expert, kept in its codes.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ExpertWeights {
     /// Gate \[I, L\].
@@ -174,14 +195,13 @@ impl ExpertSource {
             let shape = [rows, columns / GROUP_COLUMNS];
             let scales = self.reader.bytes(&scale, Dtype::U8, &shape)?;
             let codes = Mxfp4Rows::new(formulas, columns, packed, scales);
-            let codes = codes.map_err(|(row, group)| ReferenceError::ScaleNan {
-                layer: self.layer,
-                expert,
-                matrix,
-                row,
-                group,
+            let codes = codes.map_err(|(row, group)| {
+                let layer = self.layer;
+                let at = format!("layer {layer}, expert {expert}, {matrix}.weight_scale");
+                let what = "expected a scale byte of 0..254, got 255 (NaN)".to_owned();
+                self.reader.malformed(format!("{at}, row {row}, group {group}"), what)
             })?;
-            decoded.push(Matrix::from_mxfp4(rows, columns, codes));
+            decoded.push(Matrix::Mxfp4(Box::new(codes)));
         }
         let [w1, w2, w3] = <[Matrix; 3]>::try_from(decoded).expect("three matrices were pushed");
         Ok(ExpertWeights { w1, w2, w3 })
@@ -199,10 +219,9 @@ pub fn decode_mxfp4(
     packed: &[u8],
     scales: &[u8],
 ) -> Result<Vec<f64>, (usize, usize)> {
-    let rows = packed.len() / (columns / 2);
     let codes = Mxfp4Rows::new(formulas, columns, packed.to_vec(), scales.to_vec())?;
     let mut values = vec![0.0; packed.len() * 2];
-    for (row, values) in (0..rows).zip(values.chunks_exact_mut(columns)) {
+    for (row, values) in values.chunks_exact_mut(columns).enumerate() {
         codes.decode(row, values);
     }
     Ok(values)
@@ -212,9 +231,9 @@ pub fn decode_mxfp4(
 #[derive(Debug, Clone, PartialEq)]
 pub struct Mxfp4Rows {
     /// Codes \[rows, columns/2\].
-    packed: Vec<u8>,
+    packed: Array2<u8>,
     /// Scale bytes \[rows, columns/32\].
-    scales: Vec<u8>,
+    scales: Array2<u8>,
     /// The codes of a byte, low half first.
     pairs: Vec<[f64; 2]>,
     /// By scale byte; NaN where there is none.
@@ -252,8 +271,8 @@ impl Mxfp4Rows {
                 .enumerate()
                 .all(|(column, group)| column / GROUP_COLUMNS == *group);
         Ok(Self {
-            packed,
-            scales,
+            packed: from_values(row_bytes, packed),
+            scales: from_values(groups, scales),
             pairs: (0..=255).map(|byte| [byte & 15, byte >> 4].map(formulas.e2m1)).collect(),
             factors: decoded.into_iter().map(|f| f.unwrap_or(f64::NAN)).collect(),
             columns_of_byte,
@@ -262,13 +281,17 @@ impl Mxfp4Rows {
         })
     }
 
-    /// Decodes row `row` into `values` \[columns\].
-    pub fn decode(&self, row: usize, values: &mut [f64]) {
-        let (row_bytes, groups) = (values.len() / 2, values.len() / GROUP_COLUMNS);
-        let packed = &self.packed[row * row_bytes..][..row_bytes];
-        let scales = &self.scales[row * groups..][..groups];
-        let factors: Vec<f64> =
-            scales.iter().map(|byte| self.factors[usize::from(*byte)]).collect();
+    /// Rows and columns of the decoded matrix.
+    #[must_use]
+    pub fn dim(&self) -> (usize, usize) {
+        (self.packed.nrows(), self.packed.ncols() * 2)
+    }
+
+    /// Decodes row `index` into `values` \[columns\].
+    pub fn decode(&self, index: usize, values: &mut [f64]) {
+        let packed = row(&self.packed, index);
+        let scales = row(&self.scales, index).iter();
+        let factors: Vec<f64> = scales.map(|byte| self.factors[usize::from(*byte)]).collect();
         if self.in_order {
             let groups = packed.chunks_exact(GROUP_COLUMNS / 2).zip(factors);
             for ((packed, factor), values) in groups.zip(values.chunks_exact_mut(GROUP_COLUMNS)) {
@@ -292,79 +315,79 @@ pub fn gated_mlp(pass: &Pass<'_>, [gate, up, down]: [&Matrix; 3], x: &Rows) -> R
     let beta = pass.config.activation_situ_beta;
     let linear_beta = pass.config.activation_situ_linear_beta;
     let mut inner = gate.apply(x);
-    for (gate, up) in inner.values.iter_mut().zip(up.apply(x).values) {
-        *gate = (pass.formulas.situ)(*gate, up, beta, linear_beta);
-    }
+    let up = up.apply(x);
+    inner.zip_mut_with(&up, |gate, up| {
+        *gate = (pass.formulas.situ)(*gate, *up, beta, linear_beta);
+    });
     down.apply(&inner)
 }
 
-/// LatentMoE over `x` \[T, E\], the normed input; `mixed` is the same before the norm (unused by
-/// the released model). Gives \[T, E\].
+/// LatentMoE; gives \[T, E\].
 ///
 /// # Errors
 /// A routed expert cannot be read, or one of its scale bytes is 255.
 pub fn moe(
     pass: &Pass<'_>,
     weights: &MoeWeights,
-    x: &Rows,
-    mixed: &Rows,
+    inputs: MoeInputs<'_>,
     stages: &mut Stages<'_>,
 ) -> Result<Rows, ReferenceError> {
-    let (formulas, latent) = (pass.formulas, weights.norm.len());
+    let formulas = pass.formulas;
 
     // router, on the full width
-    let router_input = (formulas.router_input)(x, mixed, weights);
-    let (chosen, routing) = route(pass, weights, &router_input, stages);
+    let routing = route(pass, weights, inputs.router, stages);
 
     // the chosen experts on the latent; the norm is on their weighted sum
-    let mut z = weights.down.apply(x);
+    let mut z = (formulas.expert_input)(weights, inputs.experts);
     stages.put_rows(Stage::MoeLatent, &mut z);
-    let outputs = expert_outputs(pass, weights, &(formulas.expert_input)(x, &z), &chosen)?;
-    let eps = pass.norm_eps(NormSite::Latent);
-    let mut sum = Rows::empty(latent);
-    for (outputs, routing) in outputs.into_iter().zip(&routing) {
-        let share = |output| (formulas.expert_share)(output, &weights.norm, eps);
-        let shares: Vec<Vec<f64>> = outputs.into_iter().map(share).collect();
-        sum.push(&(formulas.combine)(&shares, routing, latent));
-    }
+    let mut sum = (formulas.routed_sum)(pass, weights, &z, &routing)?;
     stages.put_rows(Stage::MoeSum, &mut sum);
-    let norm = |sum: &[f64]| (formulas.norm_of_sum)(formulas, sum, &weights.norm, eps);
-    let normed = sum.map(latent, norm);
+    let normed = pass.norm(NormSite::Latent, &sum, &weights.norm);
     let routed = (formulas.project_up)(&weights.up, &normed);
 
     // the shared MLP on the full width, unweighted
     let shared = &weights.shared;
-    let shared_input = (formulas.shared_input)(x, mixed, weights);
-    let roles = [&shared.gate, &shared.up, &shared.down];
-    let mut shared = gated_mlp(pass, roles, &shared_input);
+    let mut shared = gated_mlp(pass, [&shared.gate, &shared.up, &shared.down], inputs.shared);
     stages.put_rows(Stage::MoeShared, &mut shared);
-    for (token, routing) in routing.iter().enumerate() {
-        let weight = (formulas.shared_weight)(routing);
-        shared.row_mut(token).iter_mut().for_each(|v| *v *= weight);
-    }
-    Ok(add(&routed, &shared))
+    Ok((formulas.add_shared)(&routed, &shared, &routing))
 }
 
-/// The chosen experts of each token, ascending, and their weights in the same order.
-fn route(
-    pass: &Pass<'_>,
-    weights: &MoeWeights,
-    input: &Rows,
-    stages: &mut Stages<'_>,
-) -> (Vec<Vec<usize>>, Vec<Vec<f64>>) {
+/// The choice of experts from the router's input \[T, E\].
+fn route(pass: &Pass<'_>, weights: &MoeWeights, input: &Rows, stages: &mut Stages<'_>) -> Routing {
     let (formulas, bias, config) = (pass.formulas, &weights.bias, pass.config);
     let logits = weights.router.apply(input);
-    let mut scores = logits.map(logits.width, formulas.router_scores);
+    let mut scores = map_rows(&logits, logits.ncols(), formulas.router_scores);
     stages.put_rows(Stage::RouterScores, &mut scores);
     let select = |scores| (formulas.select)(scores, bias, config.num_experts_per_token);
-    let mut chosen: Vec<Vec<usize>> = scores.iter().map(select).collect();
+    let mut chosen: Vec<Vec<usize>> = slices(&scores).map(select).collect();
     stages.put_ids(Stage::RouterIds, &mut chosen);
-    let mut routing = Vec::new();
-    for (scores, chosen) in scores.iter().zip(&chosen) {
-        routing.push((formulas.routing_weights)(scores, bias, chosen, config));
-    }
-    put_weights(&mut routing, stages);
-    (chosen, routing)
+    let pairs = slices(&scores).zip(&chosen);
+    let weigh = |(scores, chosen): (&[f64], &Vec<usize>)| {
+        (formulas.routing_weights)(scores, bias, chosen, config)
+    };
+    let mut weights: Vec<Vec<f64>> = pairs.map(weigh).collect();
+    put_weights(&mut weights, stages);
+    Routing { chosen, weights }
+}
+
+/// The weighted sum \[T, L\] of the experts' outputs, each of them as `share` makes it.
+///
+/// # Errors
+/// A routed expert cannot be read, or one of its scale bytes is 255.
+pub fn sum_of_experts(
+    pass: &Pass<'_>,
+    weights: &MoeWeights,
+    z: &Rows,
+    routing: &Routing,
+    share: impl Fn(Vec<f64>) -> Vec<f64>,
+) -> Result<Rows, ReferenceError> {
+    let latent = weights.norm.len();
+    let outputs = expert_outputs(pass, weights, z, &routing.chosen)?.into_iter();
+    let combine = |(outputs, weights): (Vec<Vec<f64>>, &Vec<f64>)| {
+        let shares: Vec<Vec<f64>> = outputs.into_iter().map(&share).collect();
+        (pass.formulas.combine)(&shares, weights, latent)
+    };
+    Ok(stack(latent, outputs.zip(&routing.weights).map(combine)))
 }
 
 /// The outputs \[L\] of each token's chosen experts, in the order of its ids. Experts are taken in
@@ -387,15 +410,12 @@ fn expert_outputs(
         if places.is_empty() {
             continue;
         }
-        let id = (pass.formulas.expert_id)(expert, pass.config.num_experts);
-        let decoded = weights.expert(pass.formulas, id)?;
-        let mut inputs = Rows::empty(z.width);
-        for (token, _) in &places {
-            inputs.push(z.row(*token));
-        }
-        let out = gated_mlp(pass, (pass.formulas.expert_roles)(&decoded), &inputs);
-        for ((token, slot), row) in places.into_iter().zip(out.iter()) {
-            outputs[token][slot] = row.to_vec();
+        let expert = (pass.formulas.expert)(pass.formulas, weights, expert)?;
+        let inputs = places.iter().map(|(token, _)| row(z, *token).to_vec());
+        let inputs = stack(z.ncols(), inputs);
+        let out = gated_mlp(pass, [&expert.w1, &expert.w3, &expert.w2], &inputs);
+        for ((token, slot), output) in places.into_iter().zip(slices(&out)) {
+            outputs[token][slot] = output.to_vec();
         }
     }
     Ok(outputs)

@@ -13,18 +13,19 @@ use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
+use half::bf16;
 use rayon::prelude::*;
 use safetensors::Dtype;
 use safetensors::tensor::{Metadata, TensorInfo};
 
 use super::error::ReferenceError;
-use super::rows::{Matrix, bf16_to_f64};
+use super::rows::{Matrix, from_values, widen};
 
 /// Largest header that is read, in bytes: the crate's own limit.
 const HEADER_LIMIT_BYTES: u64 = 100_000_000;
 
 /// What is read in one piece of a long tensor.
-const READ_PART_BYTES: usize = 1 << 24;
+const READ_PART_BYTES: usize = 1 << 22;
 
 /// A checkpoint folder, opened for reading by tensor name.
 #[derive(Debug)]
@@ -85,14 +86,18 @@ impl Reader {
         for shard in shards {
             for name in reader.shard(&shard)?.metadata.offset_keys() {
                 if let Some(other) = reader.shard_of.insert(name.clone(), shard.clone()) {
-                    return Err(ReferenceError::Index {
-                        file: folder.to_path_buf(),
-                        reason: format!("tensor {name} is in {other} and in {shard}"),
-                    });
+                    let what = format!("it is in {other} and in {shard}");
+                    return Err(reader.malformed(name, what));
                 }
             }
         }
         Ok(reader)
+    }
+
+    /// The folder blamed for what was read out of several of its files.
+    #[must_use]
+    pub fn malformed(&self, at: String, what: String) -> ReferenceError {
+        ReferenceError::Malformed { path: self.folder.clone(), at, what }
     }
 
     /// The names of all tensors, in no order.
@@ -130,26 +135,19 @@ impl Reader {
         let (begin, end) = info.data_offsets;
         let got = (end - begin) as u64;
         if start_bytes + length_bytes as u64 > got {
-            return Err(ReferenceError::Header {
-                file: shard.path.clone(),
-                reason: format!("{tensor}: {got} bytes, more were asked for"),
-            });
+            return Err(shard.malformed(tensor, format!("{got} bytes, more were asked for")));
         }
         shard.read(shard.data_start_bytes + begin as u64 + start_bytes, length_bytes)
     }
 
     /// The shard of a tensor and its entry in the header.
     fn find(&self, tensor: &str) -> Result<(Arc<Shard>, TensorInfo), ReferenceError> {
-        let missing = |file: &Path| ReferenceError::MissingTensor {
-            file: file.to_path_buf(),
-            tensor: tensor.to_owned(),
-        };
         let Some(name) = self.shard_of.get(tensor) else {
-            return Err(missing(&self.index_file));
+            return Err(malformed(&self.index_file, tensor, "missing".to_owned()));
         };
         let shard = self.shard(name)?;
         let Some(info) = shard.metadata.info(tensor).cloned() else {
-            return Err(missing(&shard.path));
+            return Err(shard.malformed(tensor, "missing".to_owned()));
         };
         Ok((shard, info))
     }
@@ -194,7 +192,7 @@ impl Reader {
     /// As [`Reader::bytes`].
     pub fn bf16_vector(&self, tensor: &str, shape: &[usize]) -> Result<Vec<f64>, ReferenceError> {
         let bytes = self.bytes(tensor, Dtype::BF16, shape)?;
-        Ok(bf16_bits(&bytes).map(bf16_to_f64).collect())
+        Ok(bf16_codes(&bytes).map(widen).collect())
     }
 
     /// An F32 tensor, widened.
@@ -218,11 +216,19 @@ impl Reader {
         columns: usize,
     ) -> Result<Matrix, ReferenceError> {
         let (shard, begin_bytes, _) = self.locate(tensor, Dtype::BF16, &[rows, columns])?;
-        // Straight into place: a trunk matrix has up to half a gigabyte.
-        let mut bits = vec![0u16; rows * columns];
-        shard.fill(begin_bytes, bytemuck::cast_slice_mut(&mut bits))?;
-        bits.iter_mut().for_each(|bits| *bits = u16::from_le(*bits));
-        Ok(Matrix::from_bf16(rows, columns, bits))
+        // In parts that are read side by side, so that no second copy of a matrix of up to half a
+        // gigabyte is held.
+        let mut codes = vec![bf16::ZERO; rows * columns];
+        let parts = codes.par_chunks_mut(READ_PART_BYTES / 2).enumerate();
+        parts.try_for_each(|(part, codes)| {
+            let begin_bytes = begin_bytes + (part * READ_PART_BYTES) as u64;
+            let bytes = shard.read(begin_bytes, codes.len() * 2)?;
+            for (code, stored) in codes.iter_mut().zip(bf16_codes(&bytes)) {
+                *code = stored;
+            }
+            Ok(())
+        })?;
+        Ok(Matrix::Bf16(from_values(columns, codes)))
     }
 
     /// One row of a BF16 matrix \[rows, columns\], widened. `row` is below `rows`.
@@ -239,7 +245,7 @@ impl Reader {
         let (shard, begin_bytes, _) = self.locate(tensor, Dtype::BF16, &[rows, columns])?;
         let row_bytes = columns * 2;
         let bytes = shard.read(begin_bytes + (row * row_bytes) as u64, row_bytes)?;
-        Ok(bf16_bits(&bytes).map(bf16_to_f64).collect())
+        Ok(bf16_codes(&bytes).map(widen).collect())
     }
 
     /// The shard, first byte (in the file) and length of a tensor of this dtype and shape.
@@ -251,20 +257,12 @@ impl Reader {
     ) -> Result<(Arc<Shard>, u64, usize), ReferenceError> {
         let (shard, info) = self.find(tensor)?;
         if info.dtype != dtype {
-            return Err(ReferenceError::Dtype {
-                file: shard.path.clone(),
-                tensor: tensor.to_owned(),
-                expected: dtype_name(dtype),
-                got: format!("{:?}", info.dtype),
-            });
+            let what = format!("expected dtype {dtype:?}, got {:?}", info.dtype);
+            return Err(shard.malformed(tensor, what));
         }
         if info.shape != shape {
-            return Err(ReferenceError::Shape {
-                file: shard.path.clone(),
-                tensor: tensor.to_owned(),
-                expected: shape.to_vec(),
-                got: info.shape.clone(),
-            });
+            let what = format!("expected shape {shape:?}, got {:?}", info.shape);
+            return Err(shard.malformed(tensor, what));
         }
         let (begin, end) = info.data_offsets;
         let begin_bytes = shard.data_start_bytes + begin as u64;
@@ -287,8 +285,8 @@ impl Reader {
 impl Shard {
     /// Reads the header; the tensors must fill the rest of the file exactly.
     fn open(path: PathBuf) -> Result<Self, ReferenceError> {
-        let io = |source| ReferenceError::Io { file: path.clone(), source };
-        let bad = |reason: String| ReferenceError::Header { file: path.clone(), reason };
+        let io = |source| ReferenceError::Io { path: path.clone(), source };
+        let bad = |what: String| malformed(&path, "safetensors header", what);
         let mut file = File::open(&path).map_err(io)?;
         let file_bytes = file.metadata().map_err(io)?.len();
         if file_bytes < 8 {
@@ -315,29 +313,23 @@ impl Shard {
         Ok(Self { path, file, metadata, data_start_bytes })
     }
 
+    fn malformed(&self, tensor: &str, what: String) -> ReferenceError {
+        malformed(&self.path, tensor, what)
+    }
+
     /// `length_bytes` bytes from `begin_bytes` of the file.
     fn read(&self, begin_bytes: u64, length_bytes: usize) -> Result<Vec<u8>, ReferenceError> {
         let mut bytes = vec![0u8; length_bytes];
-        self.fill(begin_bytes, &mut bytes)?;
+        self.file
+            .read_exact_at(&mut bytes, begin_bytes)
+            .map_err(|source| ReferenceError::Io { path: self.path.clone(), source })?;
         Ok(bytes)
-    }
-
-    /// The bytes from `begin_bytes` of the file on, in parts that are read side by side.
-    fn fill(&self, begin_bytes: u64, bytes: &mut [u8]) -> Result<(), ReferenceError> {
-        let parts = bytes.par_chunks_mut(READ_PART_BYTES).enumerate();
-        let read = |(part, bytes): (usize, &mut [u8])| {
-            let before_bytes = (part * READ_PART_BYTES) as u64;
-            self.file.read_exact_at(bytes, begin_bytes + before_bytes)
-        };
-        parts
-            .try_for_each(read)
-            .map_err(|source| ReferenceError::Io { file: self.path.clone(), source })
     }
 }
 
 /// Names of the `.safetensors` files of a folder, sorted.
 fn shard_files(folder: &Path) -> Result<Vec<String>, ReferenceError> {
-    let io = |source| ReferenceError::Io { file: folder.to_path_buf(), source };
+    let io = |source| ReferenceError::Io { path: folder.to_owned(), source };
     let mut names = Vec::new();
     for entry in std::fs::read_dir(folder).map_err(io)? {
         let name = entry.map_err(io)?.file_name().to_string_lossy().into_owned();
@@ -352,9 +344,9 @@ fn shard_files(folder: &Path) -> Result<Vec<String>, ReferenceError> {
 /// `weight_map` of the index: tensor name to shard file name. Shard names are names in the
 /// checkpoint folder, never paths out of it.
 fn read_index(file: &Path) -> Result<HashMap<String, String>, ReferenceError> {
-    let bad = |reason: String| ReferenceError::Index { file: file.to_path_buf(), reason };
+    let bad = |what: String| malformed(file, "weight_map", what);
     let bytes = std::fs::read(file)
-        .map_err(|source| ReferenceError::Io { file: file.to_path_buf(), source })?;
+        .map_err(|source| ReferenceError::Io { path: file.to_owned(), source })?;
     let index: Index = serde_json::from_slice(&bytes).map_err(|error| bad(error.to_string()))?;
     for (tensor, shard) in &index.weight_map {
         if Path::new(shard).file_name() != Some(shard.as_ref()) {
@@ -370,19 +362,13 @@ struct Index {
     weight_map: HashMap<String, String>,
 }
 
-/// BF16 patterns are little-endian in the file.
-fn bf16_bits(bytes: &[u8]) -> impl Iterator<Item = u16> {
-    bytes.as_chunks::<2>().0.iter().map(|b| u16::from_le_bytes(*b))
+/// BF16 numbers are little-endian in the file.
+fn bf16_codes(bytes: &[u8]) -> impl Iterator<Item = bf16> {
+    bytes.as_chunks::<2>().0.iter().map(|b| bf16::from_le_bytes(*b))
 }
 
-/// The name a header uses for the dtypes of this checkpoint.
-fn dtype_name(dtype: Dtype) -> &'static str {
-    match dtype {
-        Dtype::BF16 => "BF16",
-        Dtype::F32 => "F32",
-        Dtype::U8 => "U8",
-        _ => "another dtype",
-    }
+fn malformed(path: &Path, at: &str, what: String) -> ReferenceError {
+    ReferenceError::Malformed { path: path.to_owned(), at: at.to_owned(), what }
 }
 
 #[cfg(test)]
@@ -423,7 +409,7 @@ mod tests {
         let mut buffer = Vec::new();
         assert_eq!(matrix.row(1, &mut buffer), [3.0, -0.5]);
         assert_eq!(reader.bf16_matrix_row("w", [2, 2], 1).unwrap(), [3.0, -0.5]);
-        assert_eq!(bf16_to_f64(0x0001), 2f64.powi(-133));
+        assert_eq!(widen(bf16::from_bits(0x0001)), 2f64.powi(-133));
     }
 
     #[test]
@@ -446,7 +432,7 @@ mod tests {
     fn tensor_absent_from_the_index() {
         let folder = folder();
         write_index(&folder, r#"{"weight_map": {}}"#);
-        assert!(message(&folder).ends_with("index.json: tensor w is missing"));
+        assert!(message(&folder).ends_with("index.json: w: missing"));
     }
 
     #[test]
@@ -455,7 +441,7 @@ mod tests {
         write_index(&folder, r#"{"weight_map": {"v": "w.safetensors"}}"#);
         let reader = Reader::open(folder.path()).unwrap();
         let error = reader.bf16_vector("v", &[4]).unwrap_err().to_string();
-        assert!(error.ends_with("w.safetensors: tensor v is missing"), "{error}");
+        assert!(error.ends_with("w.safetensors: v: missing"), "{error}");
     }
 
     #[test]
@@ -476,7 +462,7 @@ mod tests {
     fn index_cut_short() {
         let folder = folder();
         write_index(&folder, r#"{"weight_map": {"w": "w.saf"#);
-        assert!(message(&folder).contains("bad index"));
+        assert!(message(&folder).contains("weight_map: "));
     }
 
     /// One byte short, half, header alone, less than the length prefix, and bytes too many.
@@ -487,7 +473,7 @@ mod tests {
         let whole = std::fs::read(&path).unwrap();
         for length in [whole.len() - 1, whole.len() / 2, whole.len() - 8, 8, 4, 0] {
             std::fs::write(&path, &whole[..length]).unwrap();
-            assert!(message(&folder).contains("bad safetensors header"), "{length}");
+            assert!(message(&folder).contains("safetensors header: "), "{length}");
         }
         std::fs::write(&path, [&whole[..], &[0; 4]].concat()).unwrap();
         assert!(message(&folder).contains("bytes in the file"));

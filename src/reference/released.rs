@@ -6,16 +6,26 @@
 //! replaced. Deliberately not here: the order of the steps (that is `layer`, `kda`, `mla`, `moe`
 //! and `residual`), and any input or output.
 
+use ndarray::{Array2, ArrayViewMut2, Axis, concatenate, s};
+
 use super::arithmetic::{
     decay_rows, largest, product, read, sigmoid, silu, softmax, weighted_sum, write,
 };
 use super::error::ReferenceError;
-use super::formulas::{AttentionKind, Folds, Formulas, NormSite, Part};
-use super::kda::{DecayInputs, StepInputs};
+use super::formulas::{AttentionKind, Formulas, NormSite, Part};
+use super::kda::{DecayInputs, KdaWeights, StepInputs};
+use super::layer::{LayerWeights, Mlp, Pass};
 use super::mla::{MlaCache, MlaWidths};
-use super::moe::{ExpertWeights, MoeWeights};
-use super::rows::{Matrix, Rows, add, dot};
+use super::model::{ClosingWeights, EmbeddingTable};
+use super::moe::{ExpertWeights, MoeInputs, MoeWeights, Routing, gated_mlp, moe, sum_of_experts};
+use super::reader::Reader;
+use super::residual::{Residual, mix_rows};
+use super::rows::{Matrix, Rows, dot, row, stack};
+use super::stage_hook::Stages;
 use k3_core::config::RawConfig;
+use k3_core::stages::Stage;
+
+pub use super::kda::recurrence;
 
 /// ε inside the l2norm of q and k, always this value (clause K3).
 pub const L2_NORM_EPS: f64 = 1e-6;
@@ -28,20 +38,11 @@ pub const GROUP_COLUMNS: usize = 32;
 
 // ---- the model: L1 to L3
 
-/// L1: KDA iff index + 1 is in `kda_layers`, MLA iff it is in `full_attn_layers`.
-///
-/// # Errors
-/// The layer is in both lists or in none.
-pub fn layer_kind(index: usize, config: &RawConfig) -> Result<AttentionKind, ReferenceError> {
-    let layer_one_based = index + 1;
-    let kda = config.kda_layers.contains(&layer_one_based);
-    let mla = config.full_attn_layers.contains(&layer_one_based);
-    let refuse = |got| ReferenceError::LayerKinds { layer_one_based, got };
-    match (kda, mla) {
-        (true, false) => Ok(AttentionKind::Kda),
-        (false, true) => Ok(AttentionKind::Mla),
-        (true, true) => Err(refuse("both")),
-        (false, false) => Err(refuse("neither")),
+/// L1: KDA iff index + 1 is in `kda_layers`, MLA else: the two lists hold every layer once.
+pub fn layer_kind(index: usize, config: &RawConfig) -> AttentionKind {
+    match config.kda_layers.contains(&(index + 1)) {
+        true => AttentionKind::Kda,
+        false => AttentionKind::Mla,
     }
 }
 
@@ -50,29 +51,26 @@ pub fn is_dense(index: usize, config: &RawConfig) -> bool {
     index < config.first_k_dense_replace
 }
 
-/// L3: the row of the embedding table for an id.
-pub fn embedding_row(id: usize, _vocabulary: usize) -> usize {
-    id
+/// L3: the embedding row \[E\] of an id, as it is stored.
+///
+/// # Errors
+/// It cannot be read.
+pub fn embedding(table: &EmbeddingTable<'_>, id: usize) -> Result<Vec<f64>, ReferenceError> {
+    table.row(id)
 }
 
-/// L3: the factor on an embedding row: none.
-pub fn embedding_scale(_width: usize) -> f64 {
-    1.0
+/// L3: the head \[V, E\]: a tensor of its own, not the embedding table.
+///
+/// # Errors
+/// It is missing or not as the config implies.
+pub fn head(reader: &Reader, config: &RawConfig) -> Result<Matrix, ReferenceError> {
+    let tensor = "language_model.lm_head.weight";
+    reader.bf16_matrix(tensor, config.vocab_size, config.hidden_size)
 }
 
-/// L3: the row of the head for a logit.
-pub fn head_row(logit: usize, _vocabulary: usize) -> usize {
-    logit
-}
-
-/// L3: the tensor of the head: its own, not the embedding table.
-pub fn head_tensor() -> &'static str {
-    "language_model.lm_head.weight"
-}
-
-/// L3: what the head reads, out of the last mix before and after `norm`.
-pub fn head_input(_mixed: &Rows, normed: Rows) -> Rows {
-    normed
+/// L3: the logits \[T, V\] of the normed last mix.
+pub fn logits(head: &Matrix, normed: &Rows) -> Rows {
+    head.apply(normed)
 }
 
 // ---- norms: N1 to N3
@@ -112,6 +110,19 @@ pub fn mix_sources<'a>(banks: &[&'a [f64]], sum: &'a [f64]) -> Vec<&'a [f64]> {
     sources
 }
 
+/// R1, R2: the mix \[E\] of some sources: softmax of their scores over the RAW sources.
+pub fn mix(
+    formulas: &Formulas,
+    site: NormSite,
+    sources: &[&[f64]],
+    fold: &[f64],
+    eps: f64,
+) -> Vec<f64> {
+    let score = |source: &&[f64]| (formulas.mix_score)(formulas, site, source, fold, eps);
+    let scores: Vec<f64> = sources.iter().map(score).collect();
+    weighted_sum(sources, &(formulas.mix_weights)(&scores), fold.len())
+}
+
 /// R2: the score of a source: its normed row with the folded vector.
 pub fn mix_score(
     formulas: &Formulas,
@@ -121,11 +132,6 @@ pub fn mix_score(
     eps: f64,
 ) -> f64 {
     dot(&(formulas.normalise)(site, source, eps), fold)
-}
-
-/// R2: what a source contributes: its raw row.
-pub fn mix_value(_site: NormSite, source: &[f64], _eps: f64) -> Vec<f64> {
-    source.to_vec()
 }
 
 /// R1: the weights of the sources.
@@ -138,17 +144,13 @@ pub fn fold(norm: &[f64], proj: &[f64]) -> Vec<f64> {
     product(norm, proj)
 }
 
-/// R3: which folded vector a mixer of a layer uses: its own.
-pub fn fold_of<'a>(site: NormSite, folds: Folds<'a>) -> Option<&'a [f64]> {
-    match site {
-        NormSite::AttnMix => folds.attention,
-        _ => Some(folds.mlp),
+/// R3, R4: what attention reads: the mix with its own folded vector, or the running sum while there
+/// is no bank.
+pub fn attention_input(pass: &Pass<'_>, layer: &LayerWeights, banks: &[Rows], sum: &Rows) -> Rows {
+    match &layer.attention_fold {
+        Some(fold) if !banks.is_empty() => mix_rows(pass, NormSite::AttnMix, banks, sum, fold),
+        _ => sum.clone(),
     }
-}
-
-/// R4: the attention-side mix is left out only while there is no bank.
-pub fn mixes_before_attention(_index: usize, _block: usize, banks: usize) -> bool {
-    banks > 0
 }
 
 /// R5: whether the layer pushes a bank and restarts the sum.
@@ -156,42 +158,42 @@ pub fn opens_block(index: usize, block: usize) -> bool {
     index.is_multiple_of(block)
 }
 
-/// R5: what is pushed: the un-mixed sum.
-pub fn banked(sum: &Rows, _mixed: &Rows) -> Rows {
-    sum.clone()
+/// R5: banks the un-mixed sum.
+pub fn bank(_pass: &Pass<'_>, _layer: &LayerWeights, residual: &mut Residual) {
+    residual.banks.push(residual.sum.clone());
 }
 
 /// R6: the running sum after attention.
 pub fn sum_after_attention(opens_block: bool, sum: &Rows, attention: &Rows) -> Rows {
-    if opens_block { attention.clone() } else { add(sum, attention) }
+    if opens_block { attention.clone() } else { sum + attention }
 }
 
-/// R7: the banks of the MLP-side mix, the new one included.
-pub fn banks_before_mlp(_opens_block: bool, banks: &[Rows]) -> &[Rows] {
-    banks
+/// R3, R7: what the MLP reads: always the mix, the new bank among its sources.
+pub fn mlp_input(pass: &Pass<'_>, layer: &LayerWeights, banks: &[Rows], sum: &Rows) -> Rows {
+    mix_rows(pass, NormSite::MlpMix, banks, sum, &layer.mlp_fold)
 }
 
-/// R7: the banks of the mix after the last layer.
-pub fn banks_before_output(banks: &[Rows]) -> &[Rows] {
-    banks
+/// R7: what the final norm reads: the mix with all banks.
+pub fn output_input(pass: &Pass<'_>, closing: &ClosingWeights, banks: &[Rows], sum: &Rows) -> Rows {
+    mix_rows(pass, NormSite::OutputMix, banks, sum, &closing.output_fold)
 }
 
 // ---- KDA: K1 to K13
 
 /// K1: the causal depthwise convolution. `history` \[kernel−1, P\] are the inputs before
 /// `input` \[T, P\], oldest first; `taps` is \[P, kernel\], oldest to newest.
-pub fn convolve(_part: Part, history: &Rows, input: &Rows, taps: &[f64]) -> Rows {
-    let kernel = history.count() + 1;
-    let series: Vec<&[f64]> = history.iter().chain(input.iter()).collect();
-    let mut out = Rows::empty(input.width);
-    for window in series.windows(kernel) {
+pub fn convolve(_part: Part, history: &Rows, input: &Rows, taps: &Array2<f64>) -> Rows {
+    let series = concatenate![Axis(0), *history, *input];
+    let (kernel, channels) = (history.nrows() + 1, input.ncols());
+    let of_token = |token: usize| {
+        let window: Vec<&[f64]> = (token..token + kernel).map(|t| row(&series, t)).collect();
         let channel = |p: usize| {
-            let taps = &taps[p * kernel..][..kernel];
-            taps.iter().zip(window).map(|(tap, row)| tap * row[p]).sum()
+            let taps = row(taps, p).iter();
+            taps.zip(&window).map(|(tap, inputs)| tap * inputs[p]).sum()
         };
-        out.push(&(0..input.width).map(channel).collect::<Vec<f64>>());
-    }
-    out
+        (0..channels).map(channel).collect()
+    };
+    stack(channels, (0..input.nrows()).map(of_token))
 }
 
 /// K2: SiLU after each convolution.
@@ -223,9 +225,9 @@ pub fn beta(logits: &[f64], head: usize) -> f64 {
     sigmoid(logits[head])
 }
 
-/// K6: what stands between f_a and f_b: nothing. `hidden` is \[D\].
-pub fn decay_hidden(hidden: Vec<f64>) -> Vec<f64> {
-    hidden
+/// K6: z = f_b(f_a x) \[T, P\], one low-rank pair for all heads and nothing in between.
+pub fn decay_input(weights: &KdaWeights, x: &Rows) -> Rows {
+    weights.f_b.apply(&weights.f_a.apply(x))
 }
 
 /// K6, K7: the log decay of one channel, bound · σ(exp(A_log\[h\]) · (z + dt_bias)).
@@ -238,28 +240,24 @@ pub fn log_decay(d: &DecayInputs<'_>) -> f64 {
 /// K8: the first H of the stored D values of `A_log`; the rest must be exactly zero.
 ///
 /// # Errors
-/// The padding is not zero.
-pub fn decay_rates(layer: usize, stored: &[f64], heads: usize) -> Result<Vec<f64>, ReferenceError> {
+/// Place and value of padding that is not zero.
+pub fn decay_rates(stored: &[f64], heads: usize) -> Result<Vec<f64>, (usize, f64)> {
     let (rates, padding) = stored.split_at(heads);
     // `!=` also catches NaN.
-    if let Some(index) = padding.iter().position(|v| *v != 0.0) {
-        return Err(ReferenceError::DecayPadding {
-            layer,
-            index: heads + index,
-            got: padding[index],
-        });
+    match padding.iter().position(|v| *v != 0.0) {
+        Some(place) => Err((heads + place, padding[place])),
+        None => Ok(rates.to_vec()),
     }
-    Ok(rates.to_vec())
 }
 
 /// K9 to K11: one token, one head. `state` is S \[D, D\], rows = key index: S_i· *= α_i;
 /// u = Sᵀk; S += k ⊗ β(v − u); o = Sᵀq from the updated S. Gives o \[D\].
-pub fn delta_step(state: &mut [f64], s: &StepInputs<'_>) -> Vec<f64> {
+pub fn delta_step(state: &mut ArrayViewMut2<'_, f64>, s: &StepInputs<'_>) -> Vec<f64> {
     decay_rows(state, s.log_decay);
-    let u = read(state, s.k);
+    let u = read(state.view(), s.k);
     let delta: Vec<f64> = s.v.iter().zip(&u).map(|(v, u)| s.beta * (v - u)).collect();
     write(state, s.k, &delta);
-    read(state, s.q)
+    read(state.view(), s.q)
 }
 
 /// K12: per head RMSNorm(o; o_norm), then · σ(gate). `o` and `gate` are \[P\].
@@ -276,17 +274,10 @@ pub fn kda_output(
     normed.zip(gate).map(|(o, g)| o * sigmoid(*g)).collect()
 }
 
-/// K13: the state as a new call finds it: as the last one left it. All heads \[H, D, D\].
-pub fn carried_memory(_memory: &mut [f64]) {}
-
 /// K13: the convolution inputs to carry: the last kernel−1 of `history`, then `input`.
 pub fn carried_inputs(history: &Rows, input: &Rows) -> Rows {
-    let series: Vec<&[f64]> = history.iter().chain(input.iter()).collect();
-    let mut kept = Rows::empty(input.width);
-    for row in &series[series.len() - history.count()..] {
-        kept.push(row);
-    }
-    kept
+    let series = concatenate![Axis(0), *history, *input];
+    series.slice(s![input.nrows().., ..]).to_owned()
 }
 
 // ---- MLA: M1 to M8
@@ -302,18 +293,14 @@ pub fn latent(formulas: &Formulas, compressed: &[f64], weight: &[f64], eps: f64)
     (formulas.rms_norm)(formulas, NormSite::MlaKv, &compressed[..weight.len()], weight, eps)
 }
 
-/// M3: the key part shared by all heads: the rest of `kv_a` x as it is.
-pub fn shared_key(compressed: &[f64], kv_lora: usize) -> Vec<f64> {
+/// M3: the key part shared by all heads: the rest of `kv_a` x, never rotated by its position.
+pub fn shared_key(compressed: &[f64], kv_lora: usize, _position: usize) -> Vec<f64> {
     compressed[kv_lora..].to_vec()
 }
 
-/// M3: the rope part of a query or of the shared key at a position: never rotated.
-pub fn positioned(part: &[f64], _position: usize) -> Vec<f64> {
-    part.to_vec()
-}
-
-/// M3: the raw score of a query head with a cached position.
-pub fn attention_dot(q: (&[f64], &[f64]), k: (&[f64], &[f64])) -> f64 {
+/// M3: the raw score of a query head with a cached position: over both parts, the query's rope part
+/// never rotated by its position.
+pub fn attention_dot(q: (&[f64], &[f64]), k: (&[f64], &[f64]), _position: usize) -> f64 {
     dot(q.0, k.0) + dot(q.1, k.1)
 }
 
@@ -357,12 +344,29 @@ pub fn situ(gate: f64, up: f64, beta: f64, linear_beta: f64) -> f64 {
     capped_gate * sigmoid(gate) * capped_up
 }
 
-// ---- LatentMoE: E1 to E10
-
-/// E1: what the router reads: the normed input at full width (`mixed` is it before its norm).
-pub fn router_input(x: &Rows, _mixed: &Rows, _weights: &MoeWeights) -> Rows {
-    x.clone()
+/// N1, E1, E10: the MLP of a layer over RMSNorm(h): dense, or LatentMoE whose three parts all read
+/// the normed input at full width.
+///
+/// # Errors
+/// A routed expert cannot be read.
+pub fn mlp(
+    pass: &Pass<'_>,
+    layer: &LayerWeights,
+    h: &Rows,
+    stages: &mut Stages<'_>,
+) -> Result<Rows, ReferenceError> {
+    let mut x = pass.norm(NormSite::PostAttention, h, &layer.post_attention_norm);
+    stages.put_rows(Stage::MlpNorm, &mut x);
+    match &layer.mlp {
+        Mlp::Dense(w) => Ok(gated_mlp(pass, [&w.gate, &w.up, &w.down], &x)),
+        Mlp::Moe(weights) => {
+            let inputs = MoeInputs { router: &x, experts: &x, shared: &x };
+            moe(pass, weights, inputs, stages)
+        }
+    }
 }
+
+// ---- LatentMoE: E1 to E10
 
 /// E1: the score of each expert.
 pub fn router_scores(logits: &[f64]) -> Vec<f64> {
@@ -394,23 +398,33 @@ pub fn routing_weights(
 }
 
 /// E6: what the experts read \[T, L\]: the latent down·x.
-pub fn expert_input(_x: &Rows, latent: &Rows) -> Rows {
-    latent.clone()
+pub fn expert_input(weights: &MoeWeights, x: &Rows) -> Rows {
+    weights.down.apply(x)
 }
 
-/// E7: the roles of an expert's matrices: gate, up, down.
-pub fn expert_roles(expert: &ExpertWeights) -> [&Matrix; 3] {
-    [&expert.w1, &expert.w3, &expert.w2]
+/// E7: the weights of an expert: those under its own id, w1 as the gate, w3 as up, w2 as down.
+///
+/// # Errors
+/// A read fails, or a scale byte is 255 (clause Q4).
+pub fn expert(
+    formulas: &Formulas,
+    weights: &MoeWeights,
+    id: usize,
+) -> Result<ExpertWeights, ReferenceError> {
+    weights.expert(formulas, id)
 }
 
-/// E7: the id under which the checkpoint holds a chosen expert: its own.
-pub fn expert_id(chosen: usize, _experts: usize) -> usize {
-    chosen
-}
-
-/// E8: what an expert's output \[L\] enters the weighted sum as: itself, without a norm.
-pub fn expert_share(output: Vec<f64>, _norm: &[f64], _eps: f64) -> Vec<f64> {
-    output
+/// E8: the weighted sum \[T, L\] of the chosen experts' outputs, each taken as it is.
+///
+/// # Errors
+/// A routed expert cannot be read.
+pub fn routed_sum(
+    pass: &Pass<'_>,
+    weights: &MoeWeights,
+    z: &Rows,
+    routing: &Routing,
+) -> Result<Rows, ReferenceError> {
+    sum_of_experts(pass, weights, z, routing, |output| output)
 }
 
 /// E8: Σ w·output over the chosen experts, rising id. Gives \[width\].
@@ -418,24 +432,14 @@ pub fn combine(outputs: &[Vec<f64>], weights: &[f64], width: usize) -> Vec<f64> 
     weighted_sum(outputs, weights, width)
 }
 
-/// E8: RMSNorm(y; routed_expert_norm) on the weighted sum.
-pub fn norm_of_sum(formulas: &Formulas, sum: &[f64], norm: &[f64], eps: f64) -> Vec<f64> {
-    (formulas.rms_norm)(formulas, NormSite::Latent, sum, norm, eps)
-}
-
 /// E9: back to the full width.
 pub fn project_up(up: &Matrix, normed: &Rows) -> Rows {
     up.apply(normed)
 }
 
-/// E10: what the shared MLP reads: the normed input at full width.
-pub fn shared_input(x: &Rows, _mixed: &Rows, _weights: &MoeWeights) -> Rows {
-    x.clone()
-}
-
-/// E10: the factor on a token's shared output, given its routing weights.
-pub fn shared_weight(_routing_weights: &[f64]) -> f64 {
-    1.0
+/// E10: the routed part plus the shared MLP, which no routing weight touches.
+pub fn add_shared(routed: &Rows, shared: &Rows, _routing: &Routing) -> Rows {
+    routed + shared
 }
 
 // ---- MXFP4: Q1 to Q4

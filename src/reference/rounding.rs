@@ -8,8 +8,11 @@
 //! The KDA state, the log decay, router scores and routing weights are kept in single at least.
 //! (mlx-lm casts routing weights back to the activations' precision; local bounds allow for it.)
 
+use ndarray::Array2;
+
 use super::formulas::{Formulas, NormSite, Part, RELEASED};
 use super::mla::MlaCache;
+use super::moe::sum_of_experts;
 use super::released;
 use super::rows::{Matrix, Rows};
 use super::stage_hook::StageHook;
@@ -103,7 +106,7 @@ trait Grid {
     }
 
     fn rows(rows: &Rows) -> Rows {
-        Rows { width: rows.width, values: Self::vector(&rows.values) }
+        rows.mapv(Self::number)
     }
 }
 
@@ -127,7 +130,7 @@ fn with_grid<G: Grid>() -> Formulas {
         convolve: convolve::<G>,
         convolution_activation: |part, x| G::number(released::convolution_activation(part, x)),
         l2_norm: |head| G::vector(&released::l2_norm(head)),
-        decay_hidden: |hidden| G::vector(&hidden),
+        decay_input: |weights, x| weights.f_b.apply(&G::rows(&weights.f_a.apply(x))),
         beta: |logits, head| released::beta(&G::vector(logits), head),
         kda_output: kda_output::<G>,
         latent: |formulas, compressed, weight, eps| {
@@ -138,7 +141,9 @@ fn with_grid<G: Grid>() -> Formulas {
         situ: |gate, up, beta, linear_beta| {
             G::number(released::situ(G::number(gate), G::number(up), beta, linear_beta))
         },
-        expert_share: |output, norm, eps| G::vector(&released::expert_share(output, norm, eps)),
+        routed_sum: |pass, weights, z, routing| {
+            sum_of_experts(pass, weights, z, routing, |output| G::vector(&output))
+        },
         project_up: |up: &Matrix, normed: &Rows| G::rows(&released::project_up(up, normed)),
         sum_after_attention: |opens, sum, attention| {
             G::rows(&released::sum_after_attention(opens, sum, attention))
@@ -157,7 +162,7 @@ fn rms_norm<G: Grid>(
     G::vector(&released::rms_norm(formulas, site, &G::vector(x), weight, eps))
 }
 
-fn convolve<G: Grid>(part: Part, history: &Rows, input: &Rows, taps: &[f64]) -> Rows {
+fn convolve<G: Grid>(part: Part, history: &Rows, input: &Rows, taps: &Array2<f64>) -> Rows {
     let out = released::convolve(part, &G::rows(history), &G::rows(input), taps);
     G::rows(&out)
 }

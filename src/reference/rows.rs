@@ -1,80 +1,70 @@
 //! Rows of activations, stored matrices, and the one loop that applies a matrix.
 //!
-//! A matrix stays in the encoding of the checkpoint (a BF16 trunk layer of the released model is
-//! 1 to 3 GB; widened to f64 it would be four times that) and is widened row by row, exactly, when
-//! it is applied. Deliberately not here: `ndarray::dot` and anything else whose order of additions
-//! depends on the CPU.
+//! Both are `ndarray`'s arrays in row-major order. A matrix stays in the encoding of the checkpoint
+//! (a BF16 trunk layer of the released model is 1 to 3 GB; widened to f64 it would be four times
+//! that) and is widened row by row, exactly, when it is applied. Deliberately not here: the
+//! library's `dot` and anything else whose order of additions depends on the CPU.
 
+use half::bf16;
+use ndarray::Array2;
 use rayon::prelude::*;
 
 use super::moe::Mxfp4Rows;
 
-/// Activations: a number of rows (tokens) of one width, row-major.
-#[derive(Debug, Clone, PartialEq, Default)]
-pub struct Rows {
-    /// Values per row.
-    pub width: usize,
-    /// `count() * width` values.
-    pub values: Vec<f64>,
-}
+/// Activations \[T, width\], one row per token, row-major.
+pub type Rows = Array2<f64>;
 
-impl Rows {
-    /// No rows yet.
-    #[must_use]
-    pub fn empty(width: usize) -> Self {
-        Self { width, values: Vec::new() }
-    }
-
-    /// `count` rows of zeros.
-    #[must_use]
-    pub fn zeros(count: usize, width: usize) -> Self {
-        Self { width, values: vec![0.0; count * width] }
-    }
-
-    /// Number of rows.
-    #[must_use]
-    pub fn count(&self) -> usize {
-        self.values.len().checked_div(self.width).unwrap_or(0)
-    }
-
-    /// Row `index`.
-    #[must_use]
-    pub fn row(&self, index: usize) -> &[f64] {
-        &self.values[index * self.width..][..self.width]
-    }
-
-    /// Row `index`, to be written.
-    pub fn row_mut(&mut self, index: usize) -> &mut [f64] {
-        &mut self.values[index * self.width..][..self.width]
-    }
-
-    /// The rows in order.
-    pub fn iter(&self) -> std::slice::ChunksExact<'_, f64> {
-        self.values.chunks_exact(self.width.max(1))
-    }
-
-    /// Appends a row.
-    pub fn push(&mut self, row: &[f64]) {
-        debug_assert_eq!(row.len(), self.width);
-        self.values.extend_from_slice(row);
-    }
-
-    /// Each row mapped to a row of width `width`.
-    #[must_use]
-    pub fn map(&self, width: usize, row: impl Fn(&[f64]) -> Vec<f64>) -> Self {
-        let mut out = Self::empty(width);
-        for source in self.iter() {
-            out.push(&row(source));
-        }
-        out
-    }
-}
-
-/// The sum of two equally shaped sets of rows, element by element.
+/// The values of a row-major array.
+///
+/// # Panics
+/// When the array is a turned or strided one; this crate makes none.
 #[must_use]
-pub fn add(a: &Rows, b: &Rows) -> Rows {
-    debug_assert_eq!((a.width, a.values.len()), (b.width, b.values.len()));
-    Rows { width: a.width, values: a.values.iter().zip(&b.values).map(|(a, b)| a + b).collect() }
+pub fn values<T>(rows: &Array2<T>) -> &[T] {
+    rows.as_slice().expect("arrays of rows are row-major")
+}
+
+/// The same, to be written.
+///
+/// # Panics
+/// As [`values`].
+pub fn values_mut<T>(rows: &mut Array2<T>) -> &mut [T] {
+    rows.as_slice_mut().expect("arrays of rows are row-major")
+}
+
+/// The rows in order, each as a slice.
+pub fn slices<T>(rows: &Array2<T>) -> std::slice::ChunksExact<'_, T> {
+    values(rows).chunks_exact(rows.ncols().max(1))
+}
+
+/// Row `index` as a slice.
+#[must_use]
+pub fn row<T>(rows: &Array2<T>, index: usize) -> &[T] {
+    &values(rows)[index * rows.ncols()..][..rows.ncols()]
+}
+
+/// Rows of `width` values out of all their values.
+///
+/// # Panics
+/// When the values do not fill whole rows.
+#[must_use]
+pub fn from_values<T>(width: usize, values: Vec<T>) -> Array2<T> {
+    let count = values.len().checked_div(width).unwrap_or(0);
+    Array2::from_shape_vec((count, width), values).expect("whole rows")
+}
+
+/// Rows of `width` values, one after the other.
+///
+/// # Panics
+/// When a row has another width.
+#[must_use]
+pub fn stack<T>(width: usize, rows: impl IntoIterator<Item = Vec<T>>) -> Array2<T> {
+    from_values(width, rows.into_iter().flatten().collect())
+}
+
+/// Each row mapped to a row of `width` values.
+#[must_use]
+pub fn map_rows<T>(rows: &Array2<T>, width: usize, map: impl Fn(&[T]) -> Vec<T>) -> Array2<T> {
+    stack(width, slices(rows).map(map))
 }
 
 /// Σ aᵢ·bᵢ in f64. Order: eight running sums, element i into sum i mod 8, in rising i; then the
@@ -159,23 +149,15 @@ fn sums_in_eights<const N: usize>(weights: &[f64], inputs: [&[f64]; N]) -> [f64;
     sums.map(|sums| sums.iter().sum())
 }
 
-/// The values of a matrix as the checkpoint encodes them.
+/// A weight matrix \[rows, columns\] as the checkpoint encodes it, applied as W·x.
 #[derive(Debug, Clone, PartialEq)]
-enum Encoded {
-    /// BF16 bit patterns.
-    Bf16(Vec<u16>),
+pub enum Matrix {
+    /// Of the trunk.
+    Bf16(Array2<bf16>),
     /// Packed codes with their scales, of a routed expert.
     Mxfp4(Box<Mxfp4Rows>),
-    /// Already decoded values.
-    F64(Vec<f64>),
-}
-
-/// A weight matrix \[rows, columns\], applied as W·x.
-#[derive(Debug, Clone, PartialEq)]
-pub struct Matrix {
-    rows: usize,
-    columns: usize,
-    encoded: Encoded,
+    /// Already decoded.
+    F64(Array2<f64>),
 }
 
 /// From this many weights on, output rows are shared out over threads. Each output value is still
@@ -183,96 +165,70 @@ pub struct Matrix {
 const PARALLEL_WEIGHTS: usize = 1 << 18;
 
 impl Matrix {
-    /// A matrix of BF16 bit patterns, row-major.
+    /// Output width and input width.
     #[must_use]
-    pub fn from_bf16(rows: usize, columns: usize, bits: Vec<u16>) -> Self {
-        debug_assert_eq!(bits.len(), rows * columns);
-        Self { rows, columns, encoded: Encoded::Bf16(bits) }
-    }
-
-    /// A matrix of packed MXFP4 codes.
-    #[must_use]
-    pub fn from_mxfp4(rows: usize, columns: usize, codes: Mxfp4Rows) -> Self {
-        Self { rows, columns, encoded: Encoded::Mxfp4(Box::new(codes)) }
-    }
-
-    /// A matrix of decoded values, row-major.
-    #[must_use]
-    pub fn from_f64(rows: usize, columns: usize, values: Vec<f64>) -> Self {
-        debug_assert_eq!(values.len(), rows * columns);
-        Self { rows, columns, encoded: Encoded::F64(values) }
+    pub fn dim(&self) -> (usize, usize) {
+        match self {
+            Self::Bf16(codes) => codes.dim(),
+            Self::Mxfp4(codes) => codes.dim(),
+            Self::F64(values) => values.dim(),
+        }
     }
 
     /// Output width.
     #[must_use]
     pub fn rows(&self) -> usize {
-        self.rows
+        self.dim().0
     }
 
     /// Input width.
     #[must_use]
     pub fn columns(&self) -> usize {
-        self.columns
+        self.dim().1
     }
 
     /// Row `index` \[columns\], widened exactly; `buffer` holds it where it is not kept as f64.
     pub fn row<'a>(&'a self, index: usize, buffer: &'a mut Vec<f64>) -> &'a [f64] {
-        let range = index * self.columns..(index + 1) * self.columns;
-        match &self.encoded {
-            Encoded::Bf16(bits) => {
-                buffer.clear();
-                buffer.extend(bits[range].iter().map(|bits| bf16_to_f64(*bits)));
-                buffer
-            }
-            Encoded::Mxfp4(codes) => {
-                buffer.clear();
-                buffer.resize(self.columns, 0.0);
+        buffer.clear();
+        match self {
+            Self::Bf16(codes) => buffer.extend(row(codes, index).iter().map(|code| widen(*code))),
+            Self::Mxfp4(codes) => {
+                buffer.resize(codes.dim().1, 0.0);
                 codes.decode(index, buffer);
-                buffer
             }
-            Encoded::F64(values) => &values[range],
+            Self::F64(values) => return row(values, index),
         }
+        buffer
     }
 
     /// W·x for every row x of `input` \[T, columns\]; gives \[T, rows\].
     #[must_use]
     pub fn apply(&self, input: &Rows) -> Rows {
-        self.apply_rows(input, |row| row)
-    }
-
-    /// Like [`Matrix::apply`], with output i taken from weight row `source(i)`.
-    #[must_use]
-    pub fn apply_rows(&self, input: &Rows, source: impl Fn(usize) -> usize + Sync) -> Rows {
-        debug_assert_eq!(input.width, self.columns);
-        let tokens = input.count();
-        // One output row of W at a time over all tokens, kept as [rows, T] and turned at the end.
-        let mut turned = vec![0.0; self.rows * tokens];
-        let inputs: Vec<&[f64]> = input.iter().collect();
+        let ((rows, columns), tokens) = (self.dim(), input.nrows());
+        debug_assert_eq!(input.ncols(), columns);
+        // One output row of W at a time over all tokens.
+        let mut turned = Rows::zeros((rows, tokens));
+        let inputs: Vec<&[f64]> = slices(input).collect();
         let fill = |buffer: &mut Vec<f64>, (output, values): (usize, &mut [f64])| {
-            dots(self.row(source(output), buffer), &inputs, values);
+            dots(self.row(output, buffer), &inputs, values);
         };
-        if self.rows * self.columns >= PARALLEL_WEIGHTS {
-            let shares = turned.par_chunks_mut(tokens.max(1)).enumerate();
+        if rows * columns >= PARALLEL_WEIGHTS {
+            let shares = values_mut(&mut turned).par_chunks_mut(tokens.max(1)).enumerate();
             shares.with_min_len(16).for_each_init(Vec::new, fill);
         } else {
             let mut buffer = Vec::new();
-            let outputs = turned.chunks_mut(tokens.max(1)).enumerate();
+            let outputs = values_mut(&mut turned).chunks_mut(tokens.max(1)).enumerate();
             outputs.for_each(|output| fill(&mut buffer, output));
         }
-        let mut out = Rows::zeros(tokens, self.rows);
-        for (output, values) in turned.chunks(tokens.max(1)).enumerate() {
-            for (token, value) in values.iter().enumerate() {
-                out.values[token * self.rows + output] = *value;
-            }
-        }
-        out
+        turned.t().as_standard_layout().into_owned()
     }
 }
 
-/// A BF16 is the upper half of an f32; both steps are exact.
+/// A BF16 is the upper half of an f32; both steps are exact. (`half` branches on NaN, which keeps
+/// the loop over a row from using vectors.)
 #[must_use]
-pub fn bf16_to_f64(bits: u16) -> f64 {
-    f64::from(f32::from_bits(u32::from(bits) << 16))
+pub fn widen(code: bf16) -> f64 {
+    f64::from(f32::from_bits(u32::from(code.to_bits()) << 16))
 }
 
 #[cfg(test)]
@@ -338,14 +294,13 @@ mod tests {
         let (rows, columns) = (600, 500);
         let value = |i: usize| ((i * 7919) % 1013) as f64 / 977.0 - 0.5;
         let weights: Vec<f64> = (0..rows * columns).map(value).collect();
-        let input =
-            Rows { width: columns, values: (0..3 * columns).map(|i| value(i + 5)).collect() };
-        let large = Matrix::from_f64(rows, columns, weights.clone());
+        let input = from_values(columns, (0..3 * columns).map(|i| value(i + 5)).collect());
+        let large = Matrix::F64(from_values(columns, weights.clone()));
         assert!(rows * columns >= PARALLEL_WEIGHTS);
         let out = large.apply(&input);
-        for (token, x) in input.iter().enumerate() {
+        for (token, x) in slices(&input).enumerate() {
             for (row, weights) in weights.chunks_exact(columns).enumerate() {
-                assert_eq!(out.row(token)[row].to_bits(), dot(weights, x).to_bits());
+                assert_eq!(out[[token, row]].to_bits(), dot(weights, x).to_bits());
             }
         }
     }

@@ -7,7 +7,7 @@
 
 use std::fmt::Debug;
 
-use super::rows::Rows;
+use super::rows::{Rows, values_mut};
 use k3_core::stages::{Stage, StageKey, StageSink};
 
 /// Sees, and may change, stage values before they are read.
@@ -70,8 +70,8 @@ impl<'a> Stages<'a> {
 
     /// [`Stages::put`] for rows, \[T, width\].
     pub fn put_rows(&mut self, stage: Stage, rows: &mut Rows) {
-        let shape = [rows.count(), rows.width];
-        self.put(stage, &shape, &mut rows.values);
+        let shape = [rows.nrows(), rows.ncols()];
+        self.put(stage, &shape, values_mut(rows));
     }
 
     /// Shows the chosen experts \[T\]\[k\] to the hook, then puts them out where they are wanted.

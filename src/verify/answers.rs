@@ -75,16 +75,15 @@ impl Answers {
     /// [`AnswerError`], but for encoding.
     pub fn make(
         folder: &Path,
-        config: &RawConfig,
         mla_norm_eps: f64,
         prompt: &[u32],
         count: usize,
     ) -> Result<Self, AnswerError> {
-        let model = Model::open(folder, config, mla_norm_eps)?;
+        let model = Model::open(folder, mla_norm_eps)?;
         let mut kept = Kept::default();
         let mut sequence = model.sequence();
         let mut logits = sequence.feed(prompt, &mut kept)?.values;
-        let width = config.vocab_size;
+        let width = model.config().vocab_size;
         let mut greedy_ids = Vec::with_capacity(count);
         for _ in 0..count {
             let row = &logits[logits.len() - width..];
@@ -221,11 +220,10 @@ fn gap(row: &[f64]) -> f64 {
 /// What the reference says.
 pub fn floors(
     folder: &Path,
-    config: &RawConfig,
     mla_norm_eps: f64,
     ids: &[u32],
 ) -> Result<Vec<NoiseFloor>, ReferenceError> {
-    let measure = |precision| NoiseFloor::measure(folder, config, mla_norm_eps, ids, precision);
+    let measure = |precision| NoiseFloor::measure(folder, mla_norm_eps, ids, precision);
     [Precision::F32, Precision::Bf16].into_iter().map(measure).collect()
 }
 
@@ -236,9 +234,7 @@ pub fn floors(
 ///
 /// As [`Answers::make`].
 pub fn replace(set: &mut EvidenceSet, mla_norm_eps: f64) -> Result<(), AnswerError> {
-    let make = |prompt: &[u32], count| {
-        Answers::make(&set.model_dir, &set.config, mla_norm_eps, prompt, count)
-    };
+    let make = |prompt: &[u32], count| Answers::make(&set.model_dir, mla_norm_eps, prompt, count);
     let answers = make(&set.prompt_ids, set.greedy_ids.len())?;
     let long = match &set.long {
         Some(long) => Some((long.ids.clone(), make(&long.ids, 0)?)),

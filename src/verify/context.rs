@@ -167,7 +167,7 @@ impl<'a> Context<'a> {
         };
         let set = self.set;
         let measure = || {
-            NoiseFloor::measure(&set.model_dir, &set.config, MLA_NORM_EPS, ids, precision)
+            NoiseFloor::measure(&set.model_dir, MLA_NORM_EPS, ids, precision)
                 .map_err(|error| SubjectError::Failed(error.to_string()))
         };
         let [full, long] = &self.floors;

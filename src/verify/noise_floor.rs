@@ -15,7 +15,7 @@ use super::fixtures::{FixtureError, Fixtures};
 use super::runner::{SetState, in_parallel, shipped_sets};
 use super::subject::argmax;
 use k3_core::Precision;
-use k3_core::config::{MLA_NORM_EPS, RawConfig};
+use k3_core::config::MLA_NORM_EPS;
 use k3_core::stages::{Stage, StageDump, StageKey, StageTensor, StageValues};
 use k3_reference::rounding::{RoundedStages, rounded_formulas};
 use k3_reference::{Model, ReferenceError};
@@ -62,16 +62,15 @@ impl NoiseFloor {
     /// What the reference says of the checkpoint or the ids.
     pub fn measure(
         folder: &Path,
-        config: &RawConfig,
         mla_norm_eps: f64,
         ids: &[u32],
         precision: Precision,
     ) -> Result<Self, ReferenceError> {
         let mut plain = StageDump::default();
-        let model = Model::open(folder, config, mla_norm_eps)?;
+        let model = Model::open(folder, mla_norm_eps)?;
         model.sequence().feed(ids, &mut plain)?;
         drop(model);
-        Self::measure_from(&plain, folder, config, mla_norm_eps, ids, precision)
+        Self::measure_from(&plain, folder, mla_norm_eps, ids, precision)
     }
 
     /// [`NoiseFloor::measure`] where the plain run's stages are at hand, all of them.
@@ -82,14 +81,13 @@ impl NoiseFloor {
     pub fn measure_from(
         plain: &StageDump,
         folder: &Path,
-        config: &RawConfig,
         mla_norm_eps: f64,
         ids: &[u32],
         precision: Precision,
     ) -> Result<Self, ReferenceError> {
         let mut rounded = StageDump::default();
         let formulas = rounded_formulas(precision);
-        let model = Model::open_with(folder, config, mla_norm_eps, &formulas)?;
+        let model = Model::open_with(folder, mla_norm_eps, &formulas)?;
         let hook = RoundedStages(precision);
         model.sequence_with(&hook).feed(ids, &mut rounded)?;
         Ok(Self::between(plain, &rounded, precision, ids.len()))
@@ -217,8 +215,7 @@ impl ShippedFloors {
         let floors = in_parallel(shipped.len(), shipped.len(), |index| match &shipped[index] {
             SetState::Ready(set) => {
                 let ids = &set.full.ids;
-                let floor =
-                    NoiseFloor::measure(&set.model_dir, &set.config, MLA_NORM_EPS, ids, precision)?;
+                let floor = NoiseFloor::measure(&set.model_dir, MLA_NORM_EPS, ids, precision)?;
                 Ok((set.name.clone(), floor))
             }
             SetState::NotRun { name, reason } => {

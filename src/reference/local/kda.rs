@@ -1,14 +1,15 @@
 //! KDA with bounds: projections and decay (K1 to K8, K12), and the recurrence (K9 to K11) with an
 //! error beside every element of the state.
 
+use ndarray::{Array2, Axis, concatenate};
 use rayon::prelude::*;
 
 use super::arithmetic::{EVALUATION, Rounding};
 use super::bounded::{Bounded, Terms, gamma};
-use super::rows::BoundedRows;
+use super::rows::{BoundedRows, exact, zip};
 use crate::formulas::Part;
 use crate::kda::KdaWeights;
-use crate::rows::Rows;
+use crate::rows::{Rows, map_rows, row, slices, stack, values, values_mut};
 
 /// The inputs of one convolution: the carried ones (exact) and those of this call
 /// \[kernel−1+T, P\].
@@ -20,10 +21,8 @@ pub fn convolution_inputs(
     history: &Rows,
     x: &BoundedRows,
 ) -> BoundedRows {
-    let mut series = BoundedRows::exact(history.width, &history.values);
     let projected = rounding.apply(&weights.projections[part], x);
-    series.items.extend(projected.items);
-    series
+    concatenate![Axis(0), exact(history.ncols(), values(history)), projected]
 }
 
 /// One of q, k, v from its convolution inputs \[kernel−1+T, P\]: taps, SiLU, norm, scale; \[T, P\].
@@ -32,28 +31,24 @@ pub fn part(
     rounding: &Rounding,
     part: Part,
     series: &BoundedRows,
-    taps: &[f64],
+    taps: &Array2<f64>,
     head_dim: usize,
 ) -> BoundedRows {
-    let kernel = taps.len() / series.width;
-    let rows: Vec<&[Bounded]> = series.iter().collect();
-    let mut out = BoundedRows::empty(series.width);
-    for window in rows.windows(kernel) {
+    let rows: Vec<&[Bounded]> = slices(series).collect();
+    let of_window = |window: &[&[Bounded]]| -> Vec<Bounded> {
         let channel = |p: usize| {
             let mut terms = Terms::default();
-            for (tap, row) in taps[p * kernel..][..kernel].iter().zip(window) {
+            for (tap, inputs) in row(taps, p).iter().zip(window) {
                 // F32 in the file; a narrow subject may have cast it.
                 let tap = rounding.narrow_store(Bounded::exact(*tap));
-                terms.push(tap, row[p]);
+                terms.push(tap, inputs[p]);
             }
             rounding.silu(rounding.step.round(rounding.wide.sum(terms)))
         };
-        let row: Vec<Bounded> = (0..series.width).map(channel).collect();
-        for head in row.chunks_exact(head_dim) {
-            out.items.extend(finish_head(rounding, part, head));
-        }
-    }
-    out
+        let channels: Vec<Bounded> = (0..series.ncols()).map(channel).collect();
+        channels.chunks_exact(head_dim).flat_map(|head| finish_head(rounding, part, head)).collect()
+    };
+    stack(series.ncols(), rows.windows(taps.ncols()).map(of_window))
 }
 
 /// K3, K4: l2norm of q and k, D^−½ on q.
@@ -82,7 +77,7 @@ pub fn log_decay(
     let rounding = rounding.single();
     let step = rounding.step;
     let lower_bound = step.constant(lower_bound);
-    z.map(z.width, |row| {
+    map_rows(z, z.ncols(), |row| {
         let channel = |(p, z): (usize, &Bounded)| {
             let rate = rounding.exp(Bounded::exact(weights.a_log[p / head_dim]));
             let shifted = step.add(*z, Bounded::exact(weights.dt_bias[p]));
@@ -102,14 +97,14 @@ pub fn output(
     x: &BoundedRows,
     eps: f64,
 ) -> BoundedRows {
-    let normed = o.map(o.width, |row| {
+    let normed = map_rows(o, o.ncols(), |row| {
         let heads = row.chunks_exact(weights.o_norm.len());
         let norm = |head| rounding.rms_norm(head, &weights.o_norm, eps);
         // The weight is F32 in the file; a narrow subject may have cast it.
         heads.flat_map(norm).map(|x| rounding.narrow_store(x)).collect()
     });
     let gate = rounding.apply(&weights.gate, x);
-    let gated = normed.zip(&gate, |o, g| rounding.step.mul(o, rounding.sigmoid(g)));
+    let gated = zip(&normed, &gate, |o, g| rounding.step.mul(o, rounding.sigmoid(g)));
     rounding.apply(&weights.output, &gated)
 }
 
@@ -186,13 +181,13 @@ pub fn recurrence(
     };
     let all = memory.par_chunks_exact(head_dim * head_dim).enumerate();
     let done: Vec<(Vec<Vec<Bounded>>, HeadState)> = all.map(run).collect();
-    let mut o = BoundedRows::exact(width, &vec![0.0; tokens * width]);
+    let mut o = BoundedRows::default((tokens, width));
     let mut state = Vec::with_capacity(memory.len());
     for (head, (rows, s)) in done.iter().enumerate() {
         for (token, row) in rows.iter().enumerate() {
             let at = token * width + head * head_dim;
             let row: Vec<Bounded> = row.iter().map(stored).collect();
-            o.items[at..at + head_dim].copy_from_slice(&row);
+            values_mut(&mut o)[at..at + head_dim].copy_from_slice(&row);
         }
         let pairs = s.values.iter().zip(&s.errors);
         state.extend(pairs.map(|(value, error)| Bounded { value: *value, error: *error }));
@@ -368,7 +363,7 @@ mod tests {
         let rounding = Rounding::new(Arithmetic::F64Sums);
         let memory = vec![0.0; head_dim * head_dim];
         let (o, state) = recurrence(&rounding, &inputs, &memory);
-        for items in [&o.items, &state] {
+        for items in [values(&o), &state] {
             let largest = items.iter().fold(0.0, |m: f64, x| m.max(x.value.abs()));
             let loosest = items.iter().fold(0.0, |m: f64, x| m.max(x.error));
             assert!(loosest < 1e-3 * largest, "{loosest:e} on {largest:e}");

@@ -1,7 +1,10 @@
 //! One decoder layer, stage by stage, each from the subject's own inputs to it.
 
+use ndarray::{Axis, concatenate};
+
 use super::arithmetic::Rounding;
-use super::rows::BoundedRows;
+use super::bounded::Bounded;
+use super::rows::{BoundedRows, zip};
 use super::subject::{Found, Obstacle, Subject, SubjectResidual};
 use super::{Basis, Local, LocalValues, kda, mla, mlp, residual};
 use crate::error::ReferenceError;
@@ -11,6 +14,7 @@ use crate::layer::{Attention, LayerState, LayerWeights, Mlp};
 use crate::mla::{MlaCache, MlaWeights, MlaWidths};
 use crate::moe::MoeWeights;
 use crate::released::opens_block;
+use crate::rows::{Rows, from_values, map_rows, slices, stack, values};
 use k3_core::stages::{Stage, StageDump};
 
 /// Recomputes every stage of a layer that the dump has. `before` and `state` are what the layer
@@ -111,7 +115,7 @@ impl Layer<'_> {
         let (eps, shape, rounding) = (self.basis.norm_eps(site), self.shape(), self.rounding);
         self.subject.real(to, &shape, |subject| {
             let x = subject.exact(from, weight.len())?;
-            Ok(x.map(x.width, |row| rounding.rms_norm(row, weight, eps)))
+            Ok(map_rows(&x, x.ncols(), |row| rounding.rms_norm(row, weight, eps)))
         })
     }
 
@@ -142,7 +146,7 @@ impl Layer<'_> {
         self.subject.real(Stage::KdaBeta, &[tokens, heads], |subject| {
             let x = subject.exact(Stage::AttnNorm, width)?;
             let logits = rounding.apply(&weights.b, &x);
-            Ok(logits.each(|logit| rounding.sigmoid(logit)))
+            Ok(logits.mapv(|logit| rounding.sigmoid(logit)))
         })?;
         self.recurrence(state)?;
         let kernel_less_one = config.short_conv_kernel_size - 1;
@@ -150,12 +154,10 @@ impl Layer<'_> {
         self.subject.real(Stage::KdaConv, &shape, |_| {
             let series = series.as_ref().map_err(|key| *key)?;
             let kept = |s: &BoundedRows| {
-                let first = s.items.len() - kernel_less_one * s.width;
-                s.items[first..].to_vec()
+                let first = (s.nrows() - kernel_less_one) * s.ncols();
+                values(s)[first..].to_vec()
             };
-            let items = series.iter().flat_map(kept).collect();
-            let width = heads * head_dim;
-            Ok(BoundedRows { width, items })
+            Ok(stack(heads * head_dim, series.iter().map(kept)))
         })?;
         let eps = self.basis.norm_eps(NormSite::KdaOutput);
         self.attn_out([Stage::KdaO, Stage::AttnOut], heads * head_dim, |o, x| {
@@ -187,20 +189,16 @@ impl Layer<'_> {
         let config = self.basis.config;
         let (heads, head_dim) = (config.kda_num_heads, config.kda_head_dim);
         let tokens = self.subject.rows;
-        let mut result = self
-            .recurrence_inputs()
-            .map(|inputs| kda::recurrence(&self.rounding, &inputs, &state.memory));
+        let memory = state.memory.as_slice().expect("made row-major");
+        let mut result =
+            self.recurrence_inputs().map(|inputs| kda::recurrence(&self.rounding, &inputs, memory));
         let shape = [tokens, heads, head_dim];
         self.subject.real(Stage::KdaO, &shape, |_| match &mut result {
-            Ok((o, _)) => Ok(std::mem::replace(o, BoundedRows::empty(0))),
+            Ok((o, _)) => Ok(std::mem::take(o)),
             Err(key) => Err(Obstacle::Lacking(*key)),
         })?;
         let shape = [heads, head_dim, head_dim];
-        self.subject.real(Stage::KdaState, &shape, |_| {
-            let (_, items) = result?;
-            let width = head_dim;
-            Ok(BoundedRows { width, items })
-        })
+        self.subject.real(Stage::KdaState, &shape, |_| Ok(from_values(head_dim, result?.1)))
     }
 
     fn recurrence_inputs(&self) -> Found<kda::RecurrenceInputs<'_>> {
@@ -239,23 +237,22 @@ impl Layer<'_> {
         self.subject.real(Stage::MlaLatent, &shape, |_| {
             let compressed = compressed.as_ref().map_err(|key| *key)?;
             let norm = &weights.kv_a_norm;
-            Ok(compressed.map(kv_lora, |c| rounding.rms_norm(&c[..kv_lora], norm, eps)))
+            Ok(map_rows(compressed, kv_lora, |c| rounding.rms_norm(&c[..kv_lora], norm, eps)))
         })?;
         self.subject.real(Stage::MlaKRope, &[tokens, w.rope], |_| {
             let compressed = compressed.as_ref().map_err(|key| *key)?;
-            Ok(compressed.map(w.rope, |c| c[kv_lora..].to_vec()))
+            Ok(map_rows(compressed, w.rope, |c| c[kv_lora..].to_vec()))
         })?;
         let shape = [tokens, w.heads, w.value];
         self.subject.real(Stage::MlaO, &shape, |subject| {
-            let with_cache = |stage, cached: &[f64], width| -> Found<BoundedRows> {
-                let mut rows = BoundedRows::exact(width, cached);
-                rows.items.extend(subject.exact(stage, width)?.items);
-                Ok(rows)
+            let with_cache = |stage, cached: &Rows| -> Found<BoundedRows> {
+                let new = subject.exact(stage, cached.ncols())?;
+                Ok(concatenate![Axis(0), cached.mapv(Bounded::exact), new])
             };
             let inputs = mla::AttentionInputs {
                 q: subject.exact(Stage::MlaQ, w.heads * (w.nope + w.rope))?,
-                latent: with_cache(Stage::MlaLatent, &cache.latent.values, kv_lora)?,
-                k_rope: with_cache(Stage::MlaKRope, &cache.k_rope.values, w.rope)?,
+                latent: with_cache(Stage::MlaLatent, &cache.latent)?,
+                k_rope: with_cache(Stage::MlaKRope, &cache.k_rope)?,
                 cached: cache.positions(),
             };
             Ok(mla::attention(&rounding, weights, w, &inputs))
@@ -298,7 +295,7 @@ impl Layer<'_> {
         }
         let step = self.rounding.step;
         let sum = self.before.sum.clone()?;
-        Ok(sum.zip(&attention, |a, b| step.add(a, b)))
+        Ok(zip(&sum, &attention, |a, b| step.add(a, b)))
     }
 
     fn before_mlp(&mut self) -> Result<(), ReferenceError> {
@@ -334,7 +331,7 @@ impl Layer<'_> {
             let x = subject.exact(Stage::MlpNorm, width)?;
             let logits = rounding.apply(&weights.router, &x);
             // A narrow subject may store the logits; the logistic is f32's.
-            Ok(logits.each(|logit| rounding.single().sigmoid(logit)))
+            Ok(logits.mapv(|logit| rounding.single().sigmoid(logit)))
         })?;
         let shape = [tokens, k];
         self.subject.stage(Stage::RouterIds, &shape, |subject| {
@@ -346,12 +343,10 @@ impl Layer<'_> {
         let chosen = self.chosen();
         self.subject.real(Stage::RouterWeights, &shape, |subject| {
             let scores = subject.exact(Stage::RouterScores, experts)?;
-            let rows = scores.iter().zip(chosen?);
-            let weights = rows.flat_map(|(scores, chosen)| {
-                mlp::routing_weights(&rounding, config, scores, &chosen)
-            });
-            let items = weights.collect();
-            Ok(BoundedRows { width: k, items })
+            let weights = slices(&scores)
+                .zip(chosen?)
+                .map(|(scores, chosen)| mlp::routing_weights(&rounding, config, scores, &chosen));
+            Ok(stack(k, weights))
         })
     }
 
@@ -401,7 +396,7 @@ impl Layer<'_> {
         let sum = self.sum_after_attention(&self.subject);
         self.subject.real(Stage::Out, &shape, |subject| {
             let mlp = subject.exact(Stage::MlpOut, shape[1])?;
-            Ok(sum?.zip(&mlp, |a, b| step.add(a, b)))
+            Ok(zip(&sum?, &mlp, |a, b| step.add(a, b)))
         })
     }
 }

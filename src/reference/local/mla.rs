@@ -9,16 +9,17 @@
 
 use super::arithmetic::Rounding;
 use super::bounded::{Bounded, Terms};
-use super::rows::{BoundedRows, SoftmaxWeights};
+use super::rows::{BoundedRows, SoftmaxWeights, zip};
 use crate::mla::{MlaWeights, MlaWidths};
 use crate::released::attention_scale;
+use crate::rows::{map_rows, row};
 
 /// The query \[T, heads·(nope+rope)\]: q_a, its norm, q_b.
 #[must_use]
 pub fn query(rounding: &Rounding, weights: &MlaWeights, x: &BoundedRows, eps: f64) -> BoundedRows {
     let low = rounding.apply(&weights.q_a, x);
     let norm = |row: &[Bounded]| rounding.rms_norm(row, &weights.q_a_norm, eps);
-    rounding.apply(&weights.q_b, &low.map(low.width, norm))
+    rounding.apply(&weights.q_b, &map_rows(&low, low.ncols(), norm))
 }
 
 /// M7: o · σ(gate·x), then o_proj.
@@ -30,7 +31,7 @@ pub fn output(
     x: &BoundedRows,
 ) -> BoundedRows {
     let gate = rounding.apply(&weights.gate, x);
-    let gated = o.zip(&gate, |o, g| rounding.step.mul(o, rounding.sigmoid(g)));
+    let gated = zip(o, &gate, |o, g| rounding.step.mul(o, rounding.sigmoid(g)));
     rounding.apply(&weights.output, &gated)
 }
 
@@ -55,19 +56,18 @@ pub fn attention(
     w: MlaWidths,
     inputs: &AttentionInputs,
 ) -> BoundedRows {
-    let tokens = inputs.q.count();
+    let tokens = inputs.q.nrows();
     let key_value = rounding.apply(&weights.kv_b, &inputs.latent);
-    let mut out = BoundedRows::exact(w.heads * w.value, &vec![0.0; tokens * w.heads * w.value]);
+    let mut out = BoundedRows::default((tokens, w.heads * w.value));
     for head in 0..w.heads {
         let place = Head { rounding, widths: w, inputs, head };
         let rows = place.value_and_key_rows(weights);
         for token in 0..tokens {
             let expanded = place.expanded(&key_value, token);
             let absorbed = place.absorbed(&rows, token);
-            let at = token * out.width + head * w.value;
             for (column, (e, a)) in expanded.iter().zip(&absorbed).enumerate() {
                 let apart = (e.value - a.value).abs();
-                out.items[at + column] =
+                out[[token, head * w.value + column]] =
                     Bounded { value: e.value, error: e.error.max(a.error + apart) };
             }
         }
@@ -93,13 +93,13 @@ impl Head<'_> {
     fn value_and_key_rows(&self, weights: &MlaWeights) -> HeadRows {
         let w = self.widths;
         let first = self.head * (w.nope + w.value);
-        let row = |index| {
+        let widened = |index| {
             let mut buffer = Vec::new();
             weights.kv_b.row(index, &mut buffer).to_vec()
         };
         HeadRows {
-            keys: (first..first + w.nope).map(row).collect(),
-            values: (first + w.nope..first + w.nope + w.value).map(row).collect(),
+            keys: (first..first + w.nope).map(widened).collect(),
+            values: (first + w.nope..first + w.nope + w.value).map(widened).collect(),
         }
     }
 
@@ -107,7 +107,7 @@ impl Head<'_> {
     fn query(&self, token: usize) -> (&[Bounded], &[Bounded]) {
         let w = self.widths;
         let width = w.nope + w.rope;
-        self.inputs.q.row(token)[self.head * width..][..width].split_at(w.nope)
+        row(&self.inputs.q, token)[self.head * width..][..width].split_at(w.nope)
     }
 
     /// The positions a token sees (M5): all up to its own.
@@ -135,12 +135,12 @@ impl Head<'_> {
         let (q_nope, q_rope) = self.query(token);
         let of_head = |position: usize| {
             let width = w.nope + w.value;
-            key_value.row(position)[self.head * width..][..width].split_at(w.nope)
+            row(key_value, position)[self.head * width..][..width].split_at(w.nope)
         };
         let (mut scores, mut values) = (Vec::new(), Vec::new());
         for position in self.seen(token) {
             let (key, value) = of_head(position);
-            let k_rope = self.inputs.k_rope.row(position);
+            let k_rope = row(&self.inputs.k_rope, position);
             scores.push(self.score(q_nope.iter().zip(key).chain(q_rope.iter().zip(k_rope))));
             values.push(value);
         }
@@ -153,7 +153,7 @@ impl Head<'_> {
     fn absorbed(&self, rows: &HeadRows, token: usize) -> Vec<Bounded> {
         let rounding = self.rounding;
         let (q_nope, q_rope) = self.query(token);
-        let kv_lora = self.inputs.latent.width;
+        let kv_lora = self.inputs.latent.ncols();
         let mut sums = vec![Terms::default(); kv_lora];
         for (q, key) in q_nope.iter().zip(&rows.keys) {
             for (terms, k) in sums.iter_mut().zip(key) {
@@ -165,8 +165,8 @@ impl Head<'_> {
 
         let (mut scores, mut latents) = (Vec::new(), Vec::new());
         for position in self.seen(token) {
-            let latent = self.inputs.latent.row(position);
-            let k_rope = self.inputs.k_rope.row(position);
+            let latent = row(&self.inputs.latent, position);
+            let k_rope = row(&self.inputs.k_rope, position);
             scores.push(self.score(absorbed.iter().zip(latent).chain(q_rope.iter().zip(k_rope))));
             latents.push(latent);
         }

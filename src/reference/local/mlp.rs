@@ -2,12 +2,12 @@
 
 use super::arithmetic::Rounding;
 use super::bounded::{Bounded, Terms};
-use super::rows::BoundedRows;
+use super::rows::{BoundedRows, zip};
 use crate::error::ReferenceError;
 use crate::formulas::RELEASED;
 use crate::moe::{MlpWeights, MoeWeights};
 use crate::released::{RENORMALISE_EPS, select};
-use crate::rows::Matrix;
+use crate::rows::{Matrix, from_values, map_rows, row, slices, stack};
 use k3_core::config::RawConfig;
 
 /// down · SiTU(gate·x, up·x).
@@ -21,7 +21,7 @@ pub fn gated_mlp(
     let beta = config.activation_situ_beta;
     let linear_beta = config.activation_situ_linear_beta;
     let (gate, up) = (rounding.apply(gate, x), rounding.apply(up, x));
-    let inner = gate.zip(&up, |g, u| rounding.situ(g, u, beta, linear_beta));
+    let inner = zip(&gate, &up, |g, u| rounding.situ(g, u, beta, linear_beta));
     rounding.apply(down, &inner)
 }
 
@@ -54,7 +54,7 @@ pub fn choose(
     theirs: &[i32],
 ) -> Choice {
     let (mut expected, mut ties) = (Vec::new(), Vec::new());
-    for (row, scores) in scores.iter().enumerate() {
+    for (row, scores) in slices(scores).enumerate() {
         let values: Vec<f64> = scores.iter().map(|s| s.value).collect();
         // Expert counts fit i32 by far.
         let ours: Vec<i32> = select(&values, bias, k).iter().map(|id| *id as i32).collect();
@@ -140,7 +140,7 @@ pub fn expert_sum(
     chosen: &[Vec<usize>],
     routing: &BoundedRows,
 ) -> Result<BoundedRows, ReferenceError> {
-    let mut sums = vec![Terms::default(); latent.items.len()];
+    let mut sums = vec![Terms::default(); latent.len()];
     for expert in 0..config.num_experts {
         let slot_of = |ids: &Vec<usize>| ids.iter().position(|id| *id == expert);
         let rows = chosen.iter().enumerate();
@@ -150,20 +150,18 @@ pub fn expert_sum(
             continue;
         }
         let decoded = weights.expert(&RELEASED, expert)?;
-        let mut inputs = BoundedRows::empty(latent.width);
-        for (token, _) in &places {
-            inputs.items.extend_from_slice(latent.row(*token));
-        }
+        let inputs = places.iter().map(|(token, _)| row(latent, *token).to_vec());
+        let inputs = stack(latent.ncols(), inputs);
         let roles = [&decoded.w1, &decoded.w3, &decoded.w2];
         let outputs = gated_mlp(rounding, config, roles, &inputs);
-        for ((token, slot), output) in places.into_iter().zip(outputs.iter()) {
-            let weight = rounding.narrow_store(rounding.narrow_store(routing.row(token)[slot]));
-            let sums = &mut sums[token * latent.width..][..latent.width];
+        for ((token, slot), output) in places.into_iter().zip(slices(&outputs)) {
+            let weight = rounding.narrow_store(rounding.narrow_store(routing[[token, slot]]));
+            let sums = &mut sums[token * latent.ncols()..][..latent.ncols()];
             sums.iter_mut().zip(output).for_each(|(s, v)| s.push(weight, *v));
         }
     }
     let finish = |terms| rounding.step.round(rounding.wide.sum(terms));
-    Ok(BoundedRows { width: latent.width, items: sums.into_iter().map(finish).collect() })
+    Ok(from_values(latent.ncols(), sums.into_iter().map(finish).collect()))
 }
 
 /// E8 to E10: RMSNorm of the weighted sum, up, plus the shared output.
@@ -176,18 +174,19 @@ pub fn moe_output(
     eps: f64,
 ) -> BoundedRows {
     let norm = |row: &[Bounded]| rounding.rms_norm(row, &weights.norm, eps);
-    let routed = rounding.apply(&weights.up, &sum.map(sum.width, norm));
-    routed.zip(shared, |a, b| rounding.step.add(a, b))
+    let routed = rounding.apply(&weights.up, &map_rows(sum, sum.ncols(), norm));
+    zip(&routed, shared, |a, b| rounding.step.add(a, b))
 }
 
 #[cfg(test)]
 mod tests {
     use super::super::arithmetic::Arithmetic;
+    use super::super::rows::exact;
     use super::*;
 
     fn choice(scores: &[f64], theirs: &[i32]) -> Choice {
         let rounding = Rounding::new(Arithmetic::F64Sums);
-        let rows = BoundedRows::exact(scores.len(), scores);
+        let rows = exact(scores.len(), scores);
         choose(&rounding, &rows, &vec![0.0; scores.len()], theirs.len(), theirs)
     }
 

@@ -82,13 +82,13 @@ pub use subject::{Found, SubjectResidual};
 
 use self::arithmetic::Rounding;
 use self::bounded::Bounded;
-use self::rows::BoundedRows;
 use self::subject::Subject;
 use super::error::ReferenceError;
 use super::formulas::NormSite;
 use super::layer::Pass;
 use super::model::{ClosingWeights, Model, embed};
 use super::released::{norm_eps, opens_block};
+use super::rows::map_rows;
 use super::{AsComputed, RELEASED};
 use k3_core::compare::{Budget, Comparison, compare};
 use k3_core::config::RawConfig;
@@ -212,12 +212,15 @@ pub fn recompute(
     arithmetic: Arithmetic,
 ) -> Result<Local, ReferenceError> {
     let basis = Basis { config: model.config(), mla_norm_eps: model.mla_norm_eps(), arithmetic };
-    let (rows, width) = (ids.len(), basis.config.hidden_size);
+    let (tokens, width) = (ids.len(), basis.config.hidden_size);
     let mut local = embedding(model, &basis, dump, ids)?;
-    let sum_after = |key| subject::values(dump, key, rows * width);
-    let exact = |key| sum_after(key).map(|values| BoundedRows::exact(width, values));
-    let mut residual =
-        SubjectResidual { rows, sum: exact(StageKey::model(Stage::Embed)), banks: Vec::new() };
+    let sum_after = |key| subject::values(dump, key, tokens * width);
+    let exact = |key| sum_after(key).map(|values| rows::exact(width, values));
+    let mut residual = SubjectResidual {
+        rows: tokens,
+        sum: exact(StageKey::model(Stage::Embed)),
+        banks: Vec::new(),
+    };
     for weights in model.layers() {
         let state = weights.new_state(basis.config);
         local.append(recompute_layer(&basis, weights, &residual, &state, dump)?);
@@ -245,9 +248,9 @@ fn embedding(
     };
     let rows = embed(model.reader(), &pass, ids)?;
     let mut subject = Subject::new(dump, None, ids.len());
-    subject.real(Stage::Embed, &[ids.len(), rows.width], |_| {
-        let stored = |x: Bounded| x.widened(basis.arithmetic.storing_loses(x.value));
-        Ok(BoundedRows::exact(rows.width, &rows.values).each(stored))
+    subject.real(Stage::Embed, &[ids.len(), rows.ncols()], |_| {
+        let stored = |x: f64| Bounded::exact(x).widened(basis.arithmetic.storing_loses(x));
+        Ok(rows.mapv(stored))
     })?;
     Ok(subject.local)
 }
@@ -276,7 +279,7 @@ pub fn recompute_closing(
     subject.real(Stage::FinalNorm, &shape, |subject| {
         let mixed = subject.exact(Stage::FinalMix, width)?;
         let eps = basis.norm_eps(NormSite::Final);
-        Ok(mixed.map(width, |row| rounding.rms_norm(row, &closing.norm, eps)))
+        Ok(map_rows(&mixed, width, |row| rounding.rms_norm(row, &closing.norm, eps)))
     })?;
     let shape = [before.rows, closing.head.rows()];
     subject.real(Stage::Logits, &shape, |subject| {

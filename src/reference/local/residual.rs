@@ -3,6 +3,7 @@
 use super::arithmetic::Rounding;
 use super::bounded::Bounded;
 use super::rows::{BoundedRows, SoftmaxWeights};
+use crate::rows::{row, slices, stack};
 
 /// mix(b, s), token by token: score = row product of the rounded RMSNorm(t; 1) with the folded
 /// vector (exact: a product of two BF16 fits f32), softmax over the sources, Σ p·t with raw t. A
@@ -17,10 +18,9 @@ pub fn mix(
 ) -> BoundedRows {
     let stored = |x| rounding.narrow_store(x);
     let rounding = &rounding.single();
-    let mut out = BoundedRows::empty(sum.width);
-    for token in 0..sum.count() {
-        let mut sources: Vec<&[Bounded]> = banks.iter().map(|bank| bank.row(token)).collect();
-        sources.push(sum.row(token));
+    let of_token = |(token, sum)| -> Vec<Bounded> {
+        let mut sources: Vec<&[Bounded]> = banks.iter().map(|bank| row(bank, token)).collect();
+        sources.push(sum);
         let score = |source: &&[Bounded]| {
             let normed = rounding.normalise(source, eps);
             rounding.row_product(fold, &normed)
@@ -28,7 +28,7 @@ pub fn mix(
         let scores: Vec<Bounded> = sources.iter().map(score).collect();
         let weights = SoftmaxWeights::new(rounding, &scores);
         let column = |column| stored(weights.mean(rounding, &sources, column));
-        out.items.extend((0..sum.width).map(column));
-    }
-    out
+        (0..sum.len()).map(column).collect()
+    };
+    stack(sum.ncols(), slices(sum).enumerate().map(of_token))
 }

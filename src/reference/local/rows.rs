@@ -1,75 +1,30 @@
 //! Rows of bounded numbers: the matrix product, the norms, and the softmax-weighted sum.
 
+use ndarray::{Array2, Zip};
 use rayon::prelude::*;
 
 use super::arithmetic::{EVALUATION, Rounding};
 use super::bounded::{Bounded, Terms, gamma};
 use crate::released::L2_NORM_EPS;
-use crate::rows::{Matrix, dots};
+use crate::rows::{Matrix, dots, from_values, slices, values_mut};
 
-/// Rows (tokens) of one width, row-major.
-#[derive(Debug, Clone, PartialEq)]
-pub struct BoundedRows {
-    /// Values per row.
-    pub width: usize,
-    /// `count() * width` numbers.
-    pub items: Vec<Bounded>,
+/// Bounded numbers \[T, width\], one row per token, row-major.
+pub type BoundedRows = Array2<Bounded>;
+
+/// Rows of `width` numbers that both sides have alike.
+#[must_use]
+pub fn exact(width: usize, values: &[f64]) -> BoundedRows {
+    from_values(width, values.iter().copied().map(Bounded::exact).collect())
 }
 
-impl BoundedRows {
-    /// No rows yet.
-    #[must_use]
-    pub fn empty(width: usize) -> Self {
-        let items = Vec::new();
-        Self { width, items }
-    }
-
-    /// Numbers both sides have alike.
-    #[must_use]
-    pub fn exact(width: usize, values: &[f64]) -> Self {
-        debug_assert!(width == 0 || values.len().is_multiple_of(width));
-        let items = values.iter().copied().map(Bounded::exact).collect();
-        Self { width, items }
-    }
-
-    /// Number of rows.
-    #[must_use]
-    pub fn count(&self) -> usize {
-        self.items.len().checked_div(self.width).unwrap_or(0)
-    }
-
-    /// Row `index`.
-    #[must_use]
-    pub fn row(&self, index: usize) -> &[Bounded] {
-        &self.items[index * self.width..][..self.width]
-    }
-
-    /// The rows in order.
-    pub fn iter(&self) -> std::slice::ChunksExact<'_, Bounded> {
-        self.items.chunks_exact(self.width.max(1))
-    }
-
-    /// Each row mapped to a row of width `width`.
-    #[must_use]
-    pub fn map(&self, width: usize, row: impl Fn(&[Bounded]) -> Vec<Bounded>) -> Self {
-        let items = self.iter().flat_map(row).collect();
-        Self { width, items }
-    }
-
-    /// Each number mapped.
-    #[must_use]
-    pub fn each(&self, item: impl Fn(Bounded) -> Bounded) -> Self {
-        let items = self.items.iter().map(|x| item(*x)).collect();
-        Self { width: self.width, items }
-    }
-
-    /// Two equally shaped sets of rows, number by number.
-    #[must_use]
-    pub fn zip(&self, other: &Self, item: impl Fn(Bounded, Bounded) -> Bounded) -> Self {
-        debug_assert_eq!(self.items.len(), other.items.len());
-        let pairs = self.items.iter().zip(&other.items);
-        Self { width: self.width, items: pairs.map(|(a, b)| item(*a, *b)).collect() }
-    }
+/// Two equally shaped sets of rows, number by number.
+#[must_use]
+pub fn zip(
+    a: &BoundedRows,
+    b: &BoundedRows,
+    item: impl Fn(Bounded, Bounded) -> Bounded,
+) -> BoundedRows {
+    Zip::from(a).and(b).map_collect(|a, b| item(*a, *b))
 }
 
 /// From this many weights on, output rows are shared out over threads; each output is still one
@@ -133,10 +88,10 @@ impl Rounding {
     /// W·x for every row x of `input`; every output is one [`Rounding::row_product`].
     #[must_use]
     pub fn apply(&self, matrix: &Matrix, input: &BoundedRows) -> BoundedRows {
-        debug_assert_eq!(input.width, matrix.columns());
-        let (outputs, tokens) = (matrix.rows(), input.count());
-        let split = Split::new(input.iter());
-        let mut turned = vec![Bounded::default(); outputs * tokens];
+        debug_assert_eq!(input.ncols(), matrix.columns());
+        let ((outputs, columns), tokens) = (matrix.dim(), input.nrows());
+        let split = Split::new(slices(input));
+        let mut turned = BoundedRows::default((outputs, tokens));
         let fill = |buffers: &mut [Vec<f64>; 2], (output, row): (usize, &mut [Bounded])| {
             let [widened, sizes] = buffers;
             let weights = matrix.row(output, widened);
@@ -147,21 +102,15 @@ impl Rounding {
             }
         };
         let buffers = <[Vec<f64>; 2]>::default;
-        if outputs * matrix.columns() >= PARALLEL_WEIGHTS {
-            let shares = turned.par_chunks_mut(tokens.max(1)).enumerate();
+        if outputs * columns >= PARALLEL_WEIGHTS {
+            let shares = values_mut(&mut turned).par_chunks_mut(tokens.max(1)).enumerate();
             shares.with_min_len(16).for_each_init(buffers, fill);
         } else {
             let mut buffers = buffers();
-            let shares = turned.chunks_mut(tokens.max(1)).enumerate();
+            let shares = values_mut(&mut turned).chunks_mut(tokens.max(1)).enumerate();
             shares.for_each(|share| fill(&mut buffers, share));
         }
-        let mut out = BoundedRows::exact(outputs, &vec![0.0; outputs * tokens]);
-        for (output, row) in turned.chunks(tokens.max(1)).enumerate() {
-            for (token, value) in row.iter().enumerate() {
-                out.items[token * outputs + output] = *value;
-            }
-        }
-        out
+        turned.t().as_standard_layout().into_owned()
     }
 
     /// 1/√(Σx²/divisor + ε), all of it in the wide precision.

@@ -1,6 +1,7 @@
 //! What a subject's dump holds: values by stage, checked for their number, and the running sums.
 
-use super::rows::BoundedRows;
+use super::bounded::Bounded;
+use super::rows::{BoundedRows, exact};
 use super::{Local, LocalStage, LocalValues, Skipped};
 use crate::error::ReferenceError;
 use crate::residual::Residual;
@@ -45,9 +46,9 @@ impl SubjectResidual {
     /// A running sum and banks at hand, for example carried from one layer to the next.
     #[must_use]
     pub fn carried(residual: &Residual) -> Self {
-        let exact = |rows: &Rows| Ok(BoundedRows::exact(rows.width, &rows.values));
+        let exact = |rows: &Rows| Ok(rows.mapv(Bounded::exact));
         Self {
-            rows: residual.sum.count(),
+            rows: residual.sum.nrows(),
             sum: exact(&residual.sum),
             banks: residual.banks.iter().map(exact).collect(),
         }
@@ -90,7 +91,7 @@ impl<'a> Subject<'a> {
     /// A stage of one row per token.
     pub(super) fn exact(&self, stage: Stage, width: usize) -> Found<BoundedRows> {
         let values = self.values(stage, self.rows * width)?;
-        Ok(BoundedRows::exact(width, values))
+        Ok(exact(width, values))
     }
 
     /// The ids of a stage, `count` of them.
@@ -113,7 +114,7 @@ impl<'a> Subject<'a> {
         compute: impl FnOnce(&Self) -> Result<BoundedRows, Obstacle>,
     ) -> Result<(), ReferenceError> {
         self.stage(stage, shape, |subject| {
-            let items = compute(subject)?.items;
+            let items = compute(subject)?;
             Ok(LocalValues::Real {
                 expected: items.iter().map(|item| item.value).collect(),
                 bound: items.iter().map(|item| item.error).collect(),

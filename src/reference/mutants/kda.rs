@@ -1,17 +1,12 @@
 //! Mutants of KDA's convolutions, head norms and β (clauses K1 to K5).
 
+use ndarray::{Axis, concatenate, s};
+
 use super::super::arithmetic::{sigmoid, silu};
 use super::super::formulas::{Formulas, Part, RELEASED};
 use super::super::released::{self, L2_NORM_EPS};
-use super::super::rows::{Rows, dot};
+use super::super::rows::{Rows, dot, from_values, values};
 use super::{ReferenceMutant, mutant};
-
-/// The taps of every channel, oldest first, rearranged within the channel.
-fn rearranged(taps: &[f64], kernel: usize, arrange: impl Fn(&mut [f64])) -> Vec<f64> {
-    let mut taps = taps.to_vec();
-    taps.chunks_exact_mut(kernel).for_each(arrange);
-    taps
-}
 
 /// The mutants of this area.
 pub(super) const ALL: &[ReferenceMutant] = &[
@@ -21,7 +16,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "the taps are applied newest to oldest",
         Formulas {
             convolve: |part, history, input, taps| {
-                let reversed = rearranged(taps, history.count() + 1, <[f64]>::reverse);
+                let reversed = taps.slice(s![.., ..;-1]).as_standard_layout().into_owned();
                 released::convolve(part, history, input, &reversed)
             },
             ..RELEASED
@@ -33,9 +28,10 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "the taps are read as [kernel, P]",
         Formulas {
             convolve: |part, history, input, taps| {
-                let kernel = history.count() + 1;
-                let at = |i: usize| taps[(i % kernel) * input.width + i / kernel];
-                let turned: Vec<f64> = (0..taps.len()).map(at).collect();
+                let (channels, kernel) = taps.dim();
+                let turned = from_values(channels, values(taps).to_vec());
+                debug_assert_eq!(turned.dim(), (kernel, channels));
+                let turned = turned.t().as_standard_layout().into_owned();
                 released::convolve(part, history, input, &turned)
             },
             ..RELEASED
@@ -47,7 +43,8 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "the window is one input too short",
         Formulas {
             convolve: |part, history, input, taps| {
-                let cut = rearranged(taps, history.count() + 1, |taps| taps[0] = 0.0);
+                let mut cut = taps.clone();
+                cut.column_mut(0).fill(0.0);
                 released::convolve(part, history, input, &cut)
             },
             ..RELEASED
@@ -59,16 +56,11 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "the window is centred, so a token sees the next one",
         Formulas {
             convolve: |part, history, input, taps| {
-                let mut shifted = Rows::empty(input.width);
-                for row in input.iter().skip(1) {
-                    shifted.push(row);
-                }
-                shifted.push(&vec![0.0; input.width]);
-                let mut before = Rows::empty(input.width);
-                for row in history.iter().skip(1).chain(input.iter().take(1)) {
-                    before.push(row);
-                }
-                released::convolve(part, &before, &shifted, taps)
+                let next = Rows::zeros((1, input.ncols()));
+                let series = concatenate![Axis(0), *history, *input, next];
+                let (before, shifted) = series.view().split_at(Axis(0), history.nrows() + 1);
+                let before = before.slice(s![1.., ..]).to_owned();
+                released::convolve(part, &before, &shifted.to_owned(), taps)
             },
             ..RELEASED
         },
@@ -80,9 +72,9 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         Formulas {
             convolve: |part, history, input, taps| {
                 let mut padded = history.clone();
-                for row in 0..padded.count() {
-                    if padded.row(row).iter().all(|v| *v == 0.0) {
-                        padded.row_mut(row).copy_from_slice(input.row(0));
+                for mut row in padded.rows_mut() {
+                    if row.iter().all(|v| *v == 0.0) {
+                        row.assign(&input.row(0));
                     }
                 }
                 released::convolve(part, &padded, input, taps)
@@ -141,9 +133,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "SiLU is applied before the convolution",
         Formulas {
             convolve: |part, history, input, taps| {
-                let row = |x: &[f64]| x.iter().map(|x| silu(*x)).collect();
-                let (history, input) = (history.map(input.width, row), input.map(input.width, row));
-                released::convolve(part, &history, &input, taps)
+                released::convolve(part, &history.mapv(silu), &input.mapv(silu), taps)
             },
             convolution_activation: |_, x| x,
             ..RELEASED

@@ -23,7 +23,10 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "decay-silu-between",
         &["K6"],
         "SiLU stands between f_a and f_b",
-        Formulas { decay_hidden: |hidden| hidden.into_iter().map(silu).collect(), ..RELEASED },
+        Formulas {
+            decay_input: |weights, x| weights.f_b.apply(&weights.f_a.apply(x).mapv(silu)),
+            ..RELEASED
+        },
     ),
     mutant(
         "decay-first-head-for-all",
@@ -137,7 +140,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         &["K7", "K8"],
         "A_log is taken per channel of the head, padding included",
         Formulas {
-            decay_rates: |_, stored, _| Ok(stored.to_vec()),
+            decay_rates: |stored, _| Ok(stored.to_vec()),
             log_decay: |d| {
                 let channel = d.head * d.head_dim + d.channel;
                 let rate = d.a_log[d.channel].exp();
@@ -164,7 +167,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         &["K8"],
         "A_log is sliced at its end, where the padding is",
         Formulas {
-            decay_rates: |_, stored, heads| Ok(stored[stored.len() - heads..].to_vec()),
+            decay_rates: |stored, heads| Ok(stored[stored.len() - heads..].to_vec()),
             ..RELEASED
         },
     ),
@@ -172,6 +175,6 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "decay-padding-not-checked",
         &["K8"],
         "non-zero padding of A_log is cut off in silence",
-        Formulas { decay_rates: |_, stored, heads| Ok(stored[..heads].to_vec()), ..RELEASED },
+        Formulas { decay_rates: |stored, heads| Ok(stored[..heads].to_vec()), ..RELEASED },
     ),
 ];

@@ -1,5 +1,7 @@
 //! Mutants of KDA's recurrence, output and carried state (clauses K9 to K13).
 
+use ndarray::{ArrayViewMut2, Axis, concatenate, s};
+
 use super::super::arithmetic::{decay_rows, product, read, sigmoid, silu, write};
 use super::super::formulas::{Formulas, NormSite, RELEASED};
 use super::super::kda::StepInputs;
@@ -8,24 +10,14 @@ use super::super::rows::Rows;
 use super::{ReferenceMutant, mutant};
 
 /// S of one head, turned.
-fn transpose(state: &mut [f64], width: usize) {
-    for i in 0..width {
-        for j in 0..i {
-            state.swap(i * width + j, j * width + i);
-        }
-    }
+fn transpose(state: &mut ArrayViewMut2<'_, f64>) {
+    let turned = state.t().to_owned();
+    state.assign(&turned);
 }
 
 /// β(v − u).
 fn delta(s: &StepInputs<'_>, u: &[f64]) -> Vec<f64> {
     s.v.iter().zip(u).map(|(v, u)| s.beta * (v - u)).collect()
-}
-
-/// S·x, which is Sᵀx of the turned state.
-fn read_turned(state: &[f64], x: &[f64]) -> Vec<f64> {
-    let mut turned = state.to_vec();
-    transpose(&mut turned, x.len());
-    read(&turned, x)
 }
 
 /// The mutants of this area.
@@ -48,10 +40,10 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "u is read before the rows decay",
         Formulas {
             delta_step: |state, s| {
-                let u = read(state, s.k);
+                let u = read(state.view(), s.k);
                 decay_rows(state, s.log_decay);
                 write(state, s.k, &delta(s, &u));
-                read(state, s.q)
+                read(state.view(), s.q)
             },
             ..RELEASED
         },
@@ -62,10 +54,10 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "the rows decay after the write",
         Formulas {
             delta_step: |state, s| {
-                let u = read(state, s.k);
+                let u = read(state.view(), s.k);
                 write(state, s.k, &delta(s, &u));
                 decay_rows(state, s.log_decay);
-                read(state, s.q)
+                read(state.view(), s.q)
             },
             ..RELEASED
         },
@@ -76,9 +68,9 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "the decay is applied to the value index instead of the key index",
         Formulas {
             delta_step: |state, s| {
-                transpose(state, s.k.len());
+                transpose(state);
                 decay_rows(state, s.log_decay);
-                transpose(state, s.k.len());
+                transpose(state);
                 let none = vec![0.0; s.log_decay.len()];
                 released::delta_step(state, &StepInputs { log_decay: &none, ..*s })
             },
@@ -106,7 +98,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
             delta_step: |state, s| {
                 decay_rows(state, s.log_decay);
                 write(state, s.k, &delta(s, &vec![0.0; s.v.len()]));
-                read(state, s.q)
+                read(state.view(), s.q)
             },
             ..RELEASED
         },
@@ -118,10 +110,10 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         Formulas {
             delta_step: |state, s| {
                 decay_rows(state, s.log_decay);
-                let u = read(state, s.k);
+                let u = read(state.view(), s.k);
                 let delta: Vec<f64> = s.v.iter().zip(&u).map(|(v, u)| s.beta * v - u).collect();
                 write(state, s.k, &delta);
-                read(state, s.q)
+                read(state.view(), s.q)
             },
             ..RELEASED
         },
@@ -133,9 +125,9 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         Formulas {
             delta_step: |state, s| {
                 decay_rows(state, s.log_decay);
-                let minus_u: Vec<f64> = read(state, s.k).iter().map(|u| -u).collect();
+                let minus_u: Vec<f64> = read(state.view(), s.k).iter().map(|u| -u).collect();
                 write(state, s.k, &delta(s, &minus_u));
-                read(state, s.q)
+                read(state.view(), s.q)
             },
             ..RELEASED
         },
@@ -158,9 +150,9 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         Formulas {
             delta_step: |state, s| {
                 decay_rows(state, s.log_decay);
-                let u = read(state, s.q);
+                let u = read(state.view(), s.q);
                 write(state, s.k, &delta(s, &u));
-                read(state, s.q)
+                read(state.view(), s.q)
             },
             ..RELEASED
         },
@@ -172,9 +164,9 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         Formulas {
             delta_step: |state, s| {
                 decay_rows(state, s.log_decay);
-                let u = read(state, s.k);
+                let u = read(state.view(), s.k);
                 write(state, &delta(s, &u), s.k);
-                read(state, s.q)
+                read(state.view(), s.q)
             },
             ..RELEASED
         },
@@ -186,8 +178,8 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         Formulas {
             delta_step: |state, s| {
                 decay_rows(state, s.log_decay);
-                let out = read(state, s.q);
-                let u = read(state, s.k);
+                let out = read(state.view(), s.q);
+                let u = read(state.view(), s.k);
                 write(state, s.k, &delta(s, &u));
                 out
             },
@@ -201,7 +193,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         Formulas {
             delta_step: |state, s| {
                 released::delta_step(state, s);
-                read_turned(state, s.q)
+                read(state.t(), s.q)
             },
             ..RELEASED
         },
@@ -213,7 +205,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         Formulas {
             delta_step: |state, s| {
                 released::delta_step(state, s);
-                read(state, s.k)
+                read(state.view(), s.k)
             },
             ..RELEASED
         },
@@ -285,8 +277,9 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         &["K13"],
         "the recurrent state is zero at the start of every call",
         Formulas {
-            carried_memory: |memory| {
+            recurrence: |pass, inputs, memory, stages| {
                 memory.fill(0.0);
+                released::recurrence(pass, inputs, memory, stages)
             },
             ..RELEASED
         },
@@ -295,10 +288,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "conv-inputs-not-carried",
         &["K1", "K13"],
         "the convolutions see zeros before every call",
-        Formulas {
-            carried_inputs: |history, input| Rows::zeros(history.count(), input.width),
-            ..RELEASED
-        },
+        Formulas { carried_inputs: |history, _| Rows::zeros(history.dim()), ..RELEASED },
     ),
     mutant(
         "conv-inputs-reversed",
@@ -307,11 +297,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         Formulas {
             carried_inputs: |history, input| {
                 let kept = released::carried_inputs(history, input);
-                let mut reversed = Rows::empty(kept.width);
-                for row in kept.iter().rev() {
-                    reversed.push(row);
-                }
-                reversed
+                kept.slice(s![..;-1, ..]).as_standard_layout().into_owned()
             },
             ..RELEASED
         },
@@ -322,7 +308,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "a call shorter than the history overwrites it instead of shifting it",
         Formulas {
             carried_inputs: |history, input| {
-                released::carried_inputs(&Rows::zeros(history.count(), history.width), input)
+                released::carried_inputs(&Rows::zeros(history.dim()), input)
             },
             ..RELEASED
         },
@@ -333,11 +319,8 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "the first inputs of a call are carried instead of the last",
         Formulas {
             carried_inputs: |history, input| {
-                let mut kept = Rows::empty(input.width);
-                for row in input.iter().chain(history.iter()).take(history.count()) {
-                    kept.push(row);
-                }
-                kept
+                let series = concatenate![Axis(0), *input, *history];
+                series.slice(s![..history.nrows(), ..]).to_owned()
             },
             ..RELEASED
         },

@@ -66,7 +66,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
                 let latent = &compressed[compressed.len() - weight.len()..];
                 (formulas.rms_norm)(formulas, NormSite::MlaKv, latent, weight, eps)
             },
-            shared_key: |compressed, kv_lora| compressed[..compressed.len() - kv_lora].to_vec(),
+            shared_key: |compressed, kv_lora, _| compressed[..compressed.len() - kv_lora].to_vec(),
             ..RELEASED
         },
     ),
@@ -74,14 +74,14 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "mla-rope-dropped",
         &["M3"],
         "the rope part is not scored, since it is never rotated",
-        Formulas { attention_dot: |q, k| dot(q.0, k.0), ..RELEASED },
+        Formulas { attention_dot: |q, k, _| dot(q.0, k.0), ..RELEASED },
     ),
     mutant(
         "mla-rope-normed",
         &["M3"],
         "the shared key part is normed",
         Formulas {
-            shared_key: |compressed, kv_lora| {
+            shared_key: |compressed, kv_lora, _| {
                 released::normalise(NormSite::MlaKv, &compressed[kv_lora..], 1e-6)
             },
             ..RELEASED
@@ -91,7 +91,11 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "mla-rope-rotated",
         &["M3"],
         "the rope parts of queries and keys are rotated by position",
-        Formulas { positioned: |part, position| rotate(part, position), ..RELEASED },
+        Formulas {
+            shared_key: |compressed, kv_lora, position| rotate(&compressed[kv_lora..], position),
+            attention_dot: |q, k, position| dot(q.0, k.0) + dot(&rotate(q.1, position), k.1),
+            ..RELEASED
+        },
     ),
     mutant(
         "mla-rope-not-cached",
@@ -99,7 +103,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "only the latent of earlier calls is kept, their rope part is lost",
         Formulas {
             extend_cache: |cache, entries| {
-                cache.k_rope.values.fill(0.0);
+                cache.k_rope.fill(0.0);
                 cache.append(entries);
             },
             ..RELEASED

@@ -1,6 +1,10 @@
 //! Mutants of the layer map, the embedding and the head (clauses L1 to L3).
 
-use super::super::formulas::{AttentionKind, Formulas, RELEASED};
+use super::super::formulas::{AttentionKind, Formulas, NormSite, RELEASED};
+use super::super::model::EMBEDDING;
+use super::super::released;
+use super::super::rows::map_rows;
+use super::norms::no_norm;
 use super::{ReferenceMutant, mutant};
 
 /// The mutants of this area.
@@ -12,7 +16,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         Formulas {
             layer_kind: |index, config| {
                 let mla = config.full_attn_layers.contains(&index);
-                Ok(if mla { AttentionKind::Mla } else { AttentionKind::Kda })
+                if mla { AttentionKind::Mla } else { AttentionKind::Kda }
             },
             ..RELEASED
         },
@@ -24,7 +28,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         Formulas {
             layer_kind: |index, _| {
                 let mla = (index + 1).is_multiple_of(4);
-                Ok(if mla { AttentionKind::Mla } else { AttentionKind::Kda })
+                if mla { AttentionKind::Mla } else { AttentionKind::Kda }
             },
             ..RELEASED
         },
@@ -45,30 +49,50 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "embedding-next-row",
         &["L3"],
         "the embedding row after the id's own is read",
-        Formulas { embedding_row: |id, vocabulary| (id + 1) % vocabulary, ..RELEASED },
+        Formulas { embedding: |table, id| table.row((id + 1) % table.vocabulary), ..RELEASED },
     ),
     mutant(
         "embedding-scaled",
         &["L3"],
         "embedding rows are multiplied by the root of the width, as other models do",
-        Formulas { embedding_scale: |width| (width as f64).sqrt(), ..RELEASED },
+        Formulas {
+            embedding: |table, id| {
+                let scale = (table.width as f64).sqrt();
+                Ok(table.row(id)?.iter().map(|x| x * scale).collect())
+            },
+            ..RELEASED
+        },
     ),
     mutant(
         "head-next-row",
         &["L3"],
         "a logit is computed from the head row after its own",
-        Formulas { head_row: |logit, vocabulary| (logit + 1) % vocabulary, ..RELEASED },
+        Formulas {
+            logits: |head, normed| {
+                map_rows(&released::logits(head, normed), head.rows(), |logits| {
+                    let mut logits = logits.to_vec();
+                    logits.rotate_left(1);
+                    logits
+                })
+            },
+            ..RELEASED
+        },
     ),
     mutant(
         "head-tied-to-embedding",
         &["L3"],
         "the embedding table is used as the head",
-        Formulas { head_tensor: || "language_model.model.embed_tokens.weight", ..RELEASED },
+        Formulas {
+            head: |reader, config| {
+                reader.bf16_matrix(EMBEDDING, config.vocab_size, config.hidden_size)
+            },
+            ..RELEASED
+        },
     ),
     mutant(
         "final-norm-skipped",
         &["L3"],
         "the head reads the last mix without the final norm",
-        Formulas { head_input: |mixed, _| mixed.clone(), ..RELEASED },
+        no_norm!(Final),
     ),
 ];

@@ -130,6 +130,8 @@ macro_rules! no_norm {
     };
 }
 
+pub(super) use no_norm;
+
 /// One norm's weight left out.
 macro_rules! no_weight {
     ($place:ident) => {

@@ -1,9 +1,10 @@
 //! Mutants of the residual mixes and the banks (clauses R1 to R7).
 
-use super::super::arithmetic::sigmoid;
-use super::super::formulas::{Formulas, RELEASED};
+use super::super::arithmetic::{sigmoid, weighted_sum};
+use super::super::formulas::{Formulas, NormSite, RELEASED};
 use super::super::released;
-use super::super::rows::{add, dot};
+use super::super::residual::mix_rows;
+use super::super::rows::dot;
 use super::{ReferenceMutant, mutant};
 
 /// The mutants of this area.
@@ -76,7 +77,13 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         &["R2"],
         "the normed sources are mixed instead of the raw ones",
         Formulas {
-            mix_value: |site, source, eps| released::normalise(site, source, eps),
+            mix: |formulas, site, sources, fold, eps| {
+                let score = |s: &&[f64]| (formulas.mix_score)(formulas, site, s, fold, eps);
+                let scores: Vec<f64> = sources.iter().map(score).collect();
+                let normed = sources.iter().map(|source| released::normalise(site, source, eps));
+                let normed: Vec<Vec<f64>> = normed.collect();
+                weighted_sum(&normed, &(formulas.mix_weights)(&scores), fold.len())
+            },
             ..RELEASED
         },
     ),
@@ -96,13 +103,25 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "mix-mlp-fold-for-attention",
         &["R3"],
         "the attention-side mix uses the MLP mixer's weights",
-        Formulas { fold_of: |_, folds| Some(folds.mlp), ..RELEASED },
+        Formulas {
+            attention_input: |pass, layer, banks, sum| match banks {
+                [] => sum.clone(),
+                _ => mix_rows(pass, NormSite::AttnMix, banks, sum, &layer.mlp_fold),
+            },
+            ..RELEASED
+        },
     ),
     mutant(
         "mix-attention-fold-for-mlp",
         &["R3"],
         "the MLP-side mix uses the attention mixer's weights",
-        Formulas { fold_of: |_, folds| folds.attention.or(Some(folds.mlp)), ..RELEASED },
+        Formulas {
+            mlp_input: |pass, layer, banks, sum| {
+                let fold = layer.attention_fold.as_ref().unwrap_or(&layer.mlp_fold);
+                mix_rows(pass, NormSite::MlpMix, banks, sum, fold)
+            },
+            ..RELEASED
+        },
     ),
     mutant(
         "mix-norm-weight-dropped",
@@ -121,7 +140,12 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         &["R4"],
         "the attention-side mix is left out in every layer that opens a block",
         Formulas {
-            mixes_before_attention: |index, block, banks| banks > 0 && !index.is_multiple_of(block),
+            attention_input: |pass, layer, banks, sum| {
+                if layer.index.is_multiple_of(pass.config.attn_res_block_size) {
+                    return sum.clone();
+                }
+                released::attention_input(pass, layer, banks, sum)
+            },
             ..RELEASED
         },
     ),
@@ -129,19 +153,32 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "mix-attention-skipped-in-first-block",
         &["R4"],
         "the attention-side mix begins with the second bank",
-        Formulas { mixes_before_attention: |_, _, banks| banks > 1, ..RELEASED },
+        Formulas {
+            attention_input: |pass, layer, banks, sum| match banks.len() {
+                0 | 1 => sum.clone(),
+                _ => released::attention_input(pass, layer, banks, sum),
+            },
+            ..RELEASED
+        },
     ),
     mutant(
         "mix-attention-skipped",
         &["R4"],
         "attention reads the running sum and never a mix",
-        Formulas { mixes_before_attention: |_, _, _| false, ..RELEASED },
+        Formulas { attention_input: |_, _, _, sum| sum.clone(), ..RELEASED },
     ),
     mutant(
         "bank-mixed-sum",
         &["R5"],
         "the mix is banked instead of the running sum",
-        Formulas { banked: |_, mixed| mixed.clone(), ..RELEASED },
+        Formulas {
+            bank: |pass, layer, residual| {
+                let (banks, sum) = (&residual.banks, &residual.sum);
+                let mixed = released::attention_input(pass, layer, banks, sum);
+                residual.banks.push(mixed);
+            },
+            ..RELEASED
+        },
     ),
     mutant(
         "bank-block-off-by-one",
@@ -183,7 +220,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "sum-not-restarted",
         &["R6"],
         "the sum goes on after it was banked",
-        Formulas { sum_after_attention: |_, sum, attention| add(sum, attention), ..RELEASED },
+        Formulas { sum_after_attention: |_, sum, attention| sum + attention, ..RELEASED },
     ),
     mutant(
         "sum-restarted-in-every-layer",
@@ -196,7 +233,11 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         &["R7"],
         "the MLP-side mix of the layer that pushes a bank does not see it",
         Formulas {
-            banks_before_mlp: |opens_block, banks| &banks[..banks.len() - usize::from(opens_block)],
+            mlp_input: |pass, layer, banks, sum| {
+                let block = pass.config.attn_res_block_size;
+                let new = usize::from(released::opens_block(layer.index, block));
+                released::mlp_input(pass, layer, &banks[..banks.len() - new], sum)
+            },
             ..RELEASED
         },
     ),
@@ -204,18 +245,29 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "mix-mlp-skipped",
         &["R7"],
         "the MLP reads the running sum and never a mix",
-        Formulas { banks_before_mlp: |_, banks| &banks[..0], ..RELEASED },
+        Formulas {
+            mlp_input: |pass, layer, _, sum| released::mlp_input(pass, layer, &[], sum),
+            ..RELEASED
+        },
     ),
     mutant(
         "mix-output-skipped",
         &["R7"],
         "the final norm reads the running sum of the last layer",
-        Formulas { banks_before_output: |banks| &banks[..0], ..RELEASED },
+        Formulas {
+            output_input: |pass, closing, _, sum| released::output_input(pass, closing, &[], sum),
+            ..RELEASED
+        },
     ),
     mutant(
         "mix-output-newest-bank-lost",
         &["R7"],
         "the output mix does not see the newest bank",
-        Formulas { banks_before_output: |banks| &banks[..banks.len() - 1], ..RELEASED },
+        Formulas {
+            output_input: |pass, closing, banks, sum| {
+                released::output_input(pass, closing, &banks[..banks.len() - 1], sum)
+            },
+            ..RELEASED
+        },
     ),
 ];

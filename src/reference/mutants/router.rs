@@ -2,9 +2,8 @@
 
 use super::super::arithmetic::{largest, softmax};
 use super::super::formulas::{Formulas, RELEASED};
-use super::super::moe::MoeWeights;
 use super::super::released::{self, RENORMALISE_EPS};
-use super::super::rows::Rows;
+use super::moe::{latent_round_trip, mlp_reading};
 use super::{ReferenceMutant, mutant};
 use k3_core::config::RawConfig;
 
@@ -19,24 +18,32 @@ fn ranked(scores: &[f64], bias: &[f64]) -> Vec<f64> {
     scores.iter().zip(bias).map(|(s, b)| s + b).collect()
 }
 
-/// up·down·x: the input as the routed experts' bottleneck leaves it.
-pub(super) fn latent_round_trip(x: &Rows, weights: &MoeWeights) -> Rows {
-    weights.up.apply(&weights.down.apply(x))
-}
-
 /// The mutants of this area.
 pub(super) const ALL: &[ReferenceMutant] = &[
     mutant(
         "router-on-latent",
         &["E1"],
         "the router reads what the latent bottleneck leaves of the input",
-        Formulas { router_input: |x, _, weights| latent_round_trip(x, weights), ..RELEASED },
+        Formulas {
+            mlp: |pass, layer, h, stages| {
+                mlp_reading(pass, layer, h, stages, |x, weights| {
+                    let router = latent_round_trip(x, weights);
+                    [router, x.clone()]
+                })
+            },
+            ..RELEASED
+        },
     ),
     mutant(
         "router-before-norm",
         &["E1"],
         "the router reads the mix before its norm",
-        Formulas { router_input: |_, mixed, _| mixed.clone(), ..RELEASED },
+        Formulas {
+            mlp: |pass, layer, h, stages| {
+                mlp_reading(pass, layer, h, stages, |x, _| [h.clone(), x.clone()])
+            },
+            ..RELEASED
+        },
     ),
     mutant(
         "router-softmax",

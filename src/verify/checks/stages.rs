@@ -66,7 +66,7 @@ fn local_stages(
 ) -> Result<Vec<NamedComparison>, SubjectError> {
     let set = context.set;
     let failed = |error: ReferenceError| SubjectError::Failed(error.to_string());
-    let model = Model::open(&set.model_dir, &set.config, context.mla_norm_eps).map_err(failed)?;
+    let model = Model::open(&set.model_dir, context.mla_norm_eps).map_err(failed)?;
     let ids = &set.full.ids[..set.stage_rows];
     let local = recompute(&model, dump, ids, Arithmetic::F64Sums).map_err(failed)?;
     let missing = local.skipped.iter().map(|skipped| NamedComparison {

@@ -33,14 +33,10 @@ fn sum_before(seed: u64, layer: usize, layers: usize, [rows, width]: [usize; 2])
     let depth = layer as f64 / (layers.max(2) - 1) as f64;
     let rms = FIRST_RMS * GROWTH.powf(depth);
     let mut draws = SplitMix64::new(seed ^ (layer as u64 + 1).wrapping_mul(0xd1b5_4a32_d192_ed03));
-    let mut sum = Rows::empty(width);
-    for token in 0..rows {
+    Rows::from_shape_fn((rows, width), |(token, _)| {
         let scale = rms * 2f64.powi((token % 4) as i32 - 2);
-        let row: Vec<f64> =
-            (0..width).map(|_| f64::from((scale * bell(&mut draws)) as f32)).collect();
-        sum.push(&row);
-    }
-    sum
+        f64::from((scale * bell(&mut draws)) as f32)
+    })
 }
 
 /// Four uniform numbers added up: near enough to a normal one of variance 1, and the same bits on
@@ -53,10 +49,7 @@ fn bell(draws: &mut SplitMix64) -> f64 {
 /// The same stream with every number rounded to f32, as an f32 engine is handed it.
 #[must_use]
 pub fn in_f32(residual: &Residual) -> Residual {
-    let round = |rows: &Rows| Rows {
-        width: rows.width,
-        values: rows.values.iter().map(|v| f64::from(*v as f32)).collect(),
-    };
+    let round = |rows: &Rows| rows.mapv(|v| f64::from(v as f32));
     Residual { sum: round(&residual.sum), banks: residual.banks.iter().map(round).collect() }
 }
 
@@ -70,7 +63,7 @@ mod tests {
         let largest = |layer| {
             let residual = synthetic(1, layer, 93, 12, [8, 64]);
             assert_eq!(residual.banks.len(), layer.div_ceil(12));
-            let values = residual.sum.values;
+            let values = residual.sum;
             assert!(values.iter().all(|v| f64::from(*v as f32) == *v));
             values.iter().fold(0.0, |m: f64, v| m.max(v.abs()))
         };

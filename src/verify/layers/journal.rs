@@ -17,7 +17,8 @@ use thiserror::Error;
 use super::run::Chain;
 use super::sources::Sources;
 use crate::report::layers::{LayerRow, Part, Question};
-use k3_reference::{Residual, Rows};
+use k3_reference::Residual;
+use k3_reference::rows::from_values;
 
 /// File name of the journal in the output folder.
 pub const JOURNAL: &str = "journal.jsonl";
@@ -180,12 +181,12 @@ pub fn write_chain(folder: &Path, chain: &Chain) -> Result<(), JournalError> {
     streams.extend(banks.map(|(index, bank)| (format!("bank.{index}"), bank)));
     let bytes: Vec<Vec<u8>> = streams
         .iter()
-        .map(|(_, rows)| rows.values.iter().flat_map(|v| v.to_le_bytes()).collect())
+        .map(|(_, rows)| rows.iter().flat_map(|v| v.to_le_bytes()).collect())
         .collect();
     let refused = |reason: String| JournalError::Chain { path: path.clone(), reason };
     let mut views = Vec::new();
     for ((name, rows), bytes) in streams.iter().zip(&bytes) {
-        let shape = vec![rows.count(), rows.width];
+        let shape = vec![rows.nrows(), rows.ncols()];
         let view = TensorView::new(Dtype::F64, shape, bytes);
         views.push((name.clone(), view.map_err(|error| refused(error.to_string()))?));
     }
@@ -226,7 +227,7 @@ pub fn read_chain(folder: &Path) -> Result<Option<Chain>, JournalError> {
         let words = view.data().as_chunks::<8>().0.iter();
         let values = words.map(|word| f64::from_le_bytes(*word)).collect();
         let width = view.shape()[1];
-        streams.insert(name.to_owned(), Rows { width, values });
+        streams.insert(name.to_owned(), from_values(width, values));
     }
     let sum = streams.remove("sum").ok_or_else(|| refused("no sum in it".to_owned()))?;
     let mut banks = Vec::new();

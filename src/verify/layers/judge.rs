@@ -26,6 +26,7 @@ use k3_reference::local::{
 };
 use k3_reference::released::select;
 use k3_reference::rounding::{RoundedStages, rounded_formulas};
+use k3_reference::rows::values;
 use k3_reference::{
     AsComputed, ClosingWeights, Formulas, Pass, RELEASED, ReferenceError, Residual, Rows, StageHook,
 };
@@ -109,7 +110,7 @@ impl Judge<'_> {
             verdict: self.verdict(&stages),
             problem: None,
             h_max: largest(dump, StageKey::layer(weights.index, Stage::Out)),
-            input_max: input.map(|input| largest_of(&input.sum.values)),
+            input_max: input.map(|input| largest_of(values(&input.sum))),
             stages,
             repeated: None,
         };
@@ -146,7 +147,7 @@ impl Judge<'_> {
             verdict: self.verdict(&stages),
             problem: None,
             h_max: None,
-            input_max: input.map(|input| largest_of(&input.sum.values)),
+            input_max: input.map(|input| largest_of(values(&input.sum))),
             stages,
             repeated: None,
         })
@@ -161,10 +162,10 @@ impl Judge<'_> {
         if dump.tensors.contains_key(&StageKey::model(Stage::Embed)) {
             local.stages.push(LocalStage {
                 key: StageKey::model(Stage::Embed),
-                shape: vec![right.count(), right.width],
+                shape: vec![right.nrows(), right.ncols()],
                 values: LocalValues::Real {
-                    bound: right.values.iter().map(lost).collect(),
-                    expected: right.values.clone(),
+                    bound: right.iter().map(lost).collect(),
+                    expected: values(right).to_vec(),
                 },
             });
         }
@@ -190,7 +191,7 @@ impl Judge<'_> {
         input: &Residual,
         dump: &StageDump,
     ) -> Result<Chain, ReferenceError> {
-        let theirs = self.choices(weights.index, dump, input.sum.count());
+        let theirs = self.choices(weights.index, dump, input.sum.nrows());
         let run = |formulas: &Formulas, hook: &dyn StageHook| {
             let (mut residual, mut stages) = (input.clone(), StageDump::default());
             let mut state = weights.new_state(self.config);

@@ -24,8 +24,8 @@ use crate::subject::Precision;
 use k3_checkpoint::{Checkpoint, ModelShape};
 use k3_core::config::MLA_NORM_EPS;
 use k3_engine::model::{Contract, EngineOptions};
-use k3_reference::Reader;
 use k3_reference::local::Arithmetic;
+use k3_reference::{Reader, read_config};
 
 /// Seed and calls of the recorded synthetic input, which are the command's defaults.
 const SEED: u64 = 1;
@@ -188,9 +188,10 @@ fn run(set: &EvidenceSet, input: &str, threads: usize) -> Result<Vec<LayerRow>, 
     let operations = Arc::new(Contract::default());
     let own = Arc::clone(&checkpoint);
     let engine = EngineSubject::new(operations, &set.config, own, options).map_err(in_words)?;
+    let reference_config = read_config(&set.model_dir).map_err(in_words)?;
     let mut run = Run {
         judge: Judge {
-            config: &set.config,
+            config: &reference_config,
             mla_norm_eps: MLA_NORM_EPS,
             arithmetic: Arithmetic::F64Sums,
             stages: None,

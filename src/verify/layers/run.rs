@@ -303,9 +303,7 @@ impl<O: Operations + ?Sized + 'static> Run<'_, O> {
             let weights = LayerWeights::load(&self.reader, &pass, chain.next)?;
             let mut state = weights.new_state(self.judge.config);
             // As where the layer is judged: the chain goes on from what an f32 engine is fed.
-            let mut residual = in_f32(
-                chain.residual.as_ref().unwrap_or(&Residual::new(k3_reference::Rows::default())),
-            );
+            let mut residual = in_f32(chain.residual.as_ref().unwrap_or(&Residual::default()));
             weights.forward(&pass, &mut residual, 0, &mut state, &mut NoStages)?;
             (chain.next, chain.residual) = (chain.next + 1, Some(residual));
         }

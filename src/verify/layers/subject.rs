@@ -15,8 +15,9 @@ use k3_engine::model::{
     Residual as EngineResidual, Shape, State, Weights,
 };
 use k3_reference::local::SubjectResidual;
-use k3_reference::local::rows::BoundedRows;
+use k3_reference::local::rows::{BoundedRows, exact};
 use k3_reference::rounding::kept_in;
+use k3_reference::rows::values;
 use k3_reference::{Residual, Rows};
 
 /// The engine, or a wrong variant of it.
@@ -136,7 +137,7 @@ impl<O: Operations + ?Sized + 'static> EngineSubject<O> {
         input: &Residual,
     ) -> Result<(), EngineError> {
         let kept = std::mem::replace(&mut self.bench.state, State::new(&self.shape));
-        let rows = input.sum.count();
+        let rows = input.sum.nrows();
         let mut residual = rows_of(input, rows - 1..rows);
         self.bench.begin_chunk();
         let fed = self.bench.layer(layer, weights, &mut residual, &mut NoStages);
@@ -215,7 +216,7 @@ const FOREIGN: f32 = 0.75;
 /// Rows of a residual stream in the engine's form; the values are f32 already.
 pub(super) fn rows_of(input: &Residual, range: Range<usize>) -> EngineResidual {
     let part = |rows: &Rows| {
-        let values = &rows.values[range.start * rows.width..range.end * rows.width];
+        let values = &values(rows)[range.start * rows.ncols()..range.end * rows.ncols()];
         values.iter().map(|value| *value as f32).collect()
     };
     EngineResidual { running: part(&input.sum), banks: input.banks.iter().map(part).collect() }
@@ -325,7 +326,7 @@ impl DumpSubject {
             };
             match self.dump.tensors.get(&key).map(|tensor| &tensor.values) {
                 Some(StageValues::Real(values)) if values.len() == self.rows * width => {
-                    Ok(BoundedRows::exact(width, values))
+                    Ok(exact(width, values))
                 }
                 _ => Err(key),
             }
@@ -341,10 +342,7 @@ impl DumpSubject {
 /// A stream of which nothing is lacking.
 #[must_use]
 pub fn complete(before: &SubjectResidual) -> Option<Residual> {
-    let rows = |rows: &BoundedRows| Rows {
-        width: rows.width,
-        values: rows.items.iter().map(|item| item.value).collect(),
-    };
+    let rows = |rows: &BoundedRows| rows.mapv(|item| item.value);
     let banks: Option<Vec<Rows>> =
         before.banks.iter().map(|bank| bank.as_ref().ok().map(rows)).collect();
     Some(Residual { sum: rows(before.sum.as_ref().ok()?), banks: banks? })

@@ -77,13 +77,8 @@ impl SubjectSource for ReferenceSource {
     }
 
     fn open(&self, model: Opening<'_>) -> Result<Box<dyn Subject>, SubjectError> {
-        let opened = reference::Model::open_with(
-            model.dir,
-            model.config,
-            model.mla_norm_eps,
-            &self.formulas,
-        )
-        .map_err(|error: ReferenceError| SubjectError::Refused(error.to_string()))?;
+        let opened = reference::Model::open_with(model.dir, model.mla_norm_eps, &self.formulas)
+            .map_err(|error: ReferenceError| SubjectError::Refused(error.to_string()))?;
         Ok(Box::new(opened))
     }
 

@@ -4,18 +4,22 @@
 //! mutant here too. Operations of the arithmetic contract alone (row products, weighted sums) have
 //! no counterpart in the reference.
 
+use half::bf16;
+use ndarray::{Array3, Axis};
+
 use super::inputs::{Inputs, named};
 use crate::subject::{Answer, KernelCase, Outputs, SubjectError};
 use k3_core::config::RawConfig;
+use k3_reference::arithmetic::weighted_sum;
 use k3_reference::formulas::{Formulas, NormSite, Part};
 use k3_reference::kda::{DecayInputs, StepInputs};
 use k3_reference::moe::decode_mxfp4;
-use k3_reference::rows::{Rows, bf16_to_f64};
+use k3_reference::rows::{Rows, from_values, slices, values, widen};
 
 /// Rows of an input, as wide as its last dimension.
 fn rows_of(inputs: &Inputs<'_>, name: &str) -> Rows {
     let width = inputs.shape(name).last().copied().unwrap_or(1);
-    Rows { width, values: inputs.values(name) }
+    from_values(width, inputs.values(name))
 }
 
 /// Runs `kernel` on a case; `None` where the reference has no such operation.
@@ -24,20 +28,20 @@ pub fn run(formulas: &Formulas, case: KernelCase<'_>) -> Answer {
     let outputs = match case.kernel {
         "mxfp4-decode" => return Some(decode(formulas, &inputs)),
         "bf16-widen" => {
-            let widen = |code: &f64| bf16_to_f64(*code as u16);
+            let widen = |code: &f64| widen(bf16::from_bits(*code as u16));
             named([("values", inputs.values("codes").iter().map(widen).collect())])
         }
         "rms-norm" => {
             let (weight, epsilon) = (inputs.values("weight"), inputs.number("epsilon"));
             let norm =
                 |x: &[f64]| (formulas.rms_norm)(formulas, NormSite::Input, x, &weight, epsilon);
-            named([("y", rows_of(&inputs, "x").iter().flat_map(norm).collect())])
+            named([("y", slices(&rows_of(&inputs, "x")).flat_map(norm).collect())])
         }
         "l2-norm" => {
             let scale = inputs.number("scale");
-            let norm = |x: &[f64]| (formulas.l2_norm)(x).into_iter().map(|y| y * scale);
+            let norm = |x: &[f64]| (formulas.l2_norm)(x).into_iter().map(move |y| y * scale);
             let rows = rows_of(&inputs, "x");
-            named([("y", rows.iter().flat_map(|x| norm(x).collect::<Vec<_>>()).collect())])
+            named([("y", slices(&rows).flat_map(norm).collect())])
         }
         "convolution" => convolution(formulas, &inputs),
         "kda-decay" => decay(formulas, &inputs),
@@ -45,7 +49,9 @@ pub fn run(formulas: &Formulas, case: KernelCase<'_>) -> Answer {
         "gated-norm" => gated_norm(formulas, &inputs),
         "softmax-sum" => {
             let weights = (formulas.attention_weights)(&inputs.values("scores"));
-            named([("sum", weighted_sum(&weights, &rows_of(&inputs, "values")))])
+            let values = rows_of(&inputs, "values");
+            let rows: Vec<&[f64]> = slices(&values).collect();
+            named([("sum", weighted_sum(&rows, &weights, values.ncols()))])
         }
         "residual-mix" => residual_mix(formulas, &inputs),
         "router" => router(formulas, &inputs, config),
@@ -60,11 +66,6 @@ pub fn run(formulas: &Formulas, case: KernelCase<'_>) -> Answer {
     Some(Ok(outputs))
 }
 
-fn weighted_sum(weights: &[f64], values: &Rows) -> Vec<f64> {
-    let column = |j: usize| weights.iter().zip(values.iter()).map(|(w, row)| w * row[j]).sum();
-    (0..values.width).map(column).collect()
-}
-
 fn decode(formulas: &Formulas, inputs: &Inputs<'_>) -> Result<Outputs, SubjectError> {
     let columns = inputs.shape("packed").last().copied().unwrap_or(0) * 2;
     decode_mxfp4(formulas, columns, &inputs.bytes("packed"), &inputs.bytes("scales"))
@@ -76,11 +77,12 @@ fn decode(formulas: &Formulas, inputs: &Inputs<'_>) -> Result<Outputs, SubjectEr
 
 fn convolution(formulas: &Formulas, inputs: &Inputs<'_>) -> Outputs {
     let (history, x) = (rows_of(inputs, "history"), rows_of(inputs, "x"));
-    let sums = (formulas.convolve)(Part::Query, &history, &x, &inputs.values("taps"));
-    let activated =
-        sums.values.iter().map(|v| (formulas.convolution_activation)(Part::Query, *v)).collect();
+    let taps = from_values(history.nrows() + 1, inputs.values("taps"));
+    let sums = (formulas.convolve)(Part::Query, &history, &x, &taps);
+    let activated = sums.mapv(|v| (formulas.convolution_activation)(Part::Query, v));
     let kept = (formulas.carried_inputs)(&history, &x);
-    named([("conv", sums.values), ("y", activated), ("history", kept.values)])
+    let out = [("conv", sums), ("y", activated), ("history", kept)];
+    named(out.map(|(name, rows)| (name, values(&rows).to_vec())))
 }
 
 fn decay(formulas: &Formulas, inputs: &Inputs<'_>) -> Outputs {
@@ -115,7 +117,8 @@ fn steps(formulas: &Formulas, inputs: &Inputs<'_>) -> Outputs {
     let [q, k, v] = ["q", "k", "v"].map(|name| inputs.values(name));
     let log_decay: Vec<f64> = inputs.values("alpha").iter().map(|alpha| alpha.ln()).collect();
     let beta = inputs.values("beta");
-    let mut state = inputs.values("state");
+    let state = inputs.values("state");
+    let mut state = Array3::from_shape_vec((heads, width, width), state).expect("S of every head");
     let mut o = Vec::with_capacity(v.len());
     for token in 0..tokens {
         for head in 0..heads {
@@ -127,11 +130,10 @@ fn steps(formulas: &Formulas, inputs: &Inputs<'_>) -> Outputs {
                 log_decay: &log_decay[at..at + width],
                 beta: beta[token * heads + head],
             };
-            let square = width * width;
-            o.extend((formulas.delta_step)(&mut state[head * square..][..square], &step));
+            o.extend((formulas.delta_step)(&mut state.index_axis_mut(Axis(0), head), &step));
         }
     }
-    named([("o", o), ("state", state)])
+    named([("o", o), ("state", state.into_iter().collect())])
 }
 
 fn gated_norm(formulas: &Formulas, inputs: &Inputs<'_>) -> Outputs {
@@ -147,12 +149,11 @@ fn gated_norm(formulas: &Formulas, inputs: &Inputs<'_>) -> Outputs {
 fn residual_mix(formulas: &Formulas, inputs: &Inputs<'_>) -> Outputs {
     let (sources, fold) = (rows_of(inputs, "sources"), inputs.values("fold"));
     let (site, epsilon) = (NormSite::MlpMix, inputs.number("epsilon"));
-    let score = |source: &[f64]| (formulas.mix_score)(formulas, site, source, &fold, epsilon);
+    let sources: Vec<&[f64]> = slices(&sources).collect();
+    let score = |source: &&[f64]| (formulas.mix_score)(formulas, site, source, &fold, epsilon);
     let scores: Vec<f64> = sources.iter().map(score).collect();
     let weights = (formulas.mix_weights)(&scores);
-    let value = |source: &[f64]| (formulas.mix_value)(site, source, epsilon);
-    let values = Rows { width: sources.width, values: sources.iter().flat_map(value).collect() };
-    let mix = weighted_sum(&weights, &values);
+    let mix = (formulas.mix)(formulas, site, &sources, &fold, epsilon);
     named([("mix", mix), ("weights", weights)])
 }
 
