@@ -61,9 +61,9 @@ pub struct DecayInputs<'a> {
     pub head: usize,
     /// Channel within the head.
     pub channel: usize,
-    /// D.
+    /// D, channels of a head.
     pub head_dim: usize,
-    /// `gate_lower_bound`.
+    /// `gate_lower_bound`, below 0.
     pub lower_bound: f64,
 }
 
@@ -89,7 +89,7 @@ pub struct StepInputs<'a> {
     pub v: &'a [f64],
     /// g \[D\], by key index.
     pub log_decay: &'a [f64],
-    /// Write strength.
+    /// β of the head, in 0 to 1.
     pub beta: f64,
 }
 

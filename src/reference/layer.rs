@@ -59,7 +59,7 @@ pub enum Attention {
 #[derive(Debug, Clone)]
 pub enum Mlp {
     /// Dense.
-    Dense(MlpWeights),
+    Dense(Box<MlpWeights>),
     /// LatentMoE.
     Moe(Box<MoeWeights>),
 }
@@ -123,7 +123,7 @@ impl LayerWeights {
         };
         let mlp = if (formulas.is_dense)(index, config) {
             let inner = config.intermediate_size;
-            Mlp::Dense(MlpWeights::load(reader, &format!("{prefix}mlp."), width, inner)?)
+            Mlp::Dense(Box::new(MlpWeights::load(reader, &format!("{prefix}mlp."), width, inner)?))
         } else {
             Mlp::Moe(Box::new(MoeWeights::load(reader, config, index, &prefix)?))
         };

@@ -19,7 +19,7 @@ use k3_core::stages::Stage;
 /// Widths of one MLA head.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct MlaWidths {
-    /// Heads.
+    /// Query heads; every one has keys and values of its own.
     pub heads: usize,
     /// Per-head query and key width without the shared part.
     pub nope: usize,

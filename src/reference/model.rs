@@ -43,11 +43,11 @@ pub struct ClosingWeights {
 /// Logits of the tokens of one call.
 #[derive(Debug, Clone, PartialEq)]
 pub struct Logits {
-    /// T.
+    /// T, tokens of the call.
     pub rows: usize,
-    /// V.
+    /// V, rows of the head.
     pub vocabulary: usize,
-    /// \[T, V\].
+    /// \[T, V\], row-major.
     pub values: Vec<f64>,
 }
 
@@ -271,11 +271,11 @@ pub fn embed(reader: &Reader, pass: &Pass<'_>, ids: &[u32]) -> Result<Rows, Refe
 /// The embedding table \[V, E\], whose rows stay in the file.
 #[derive(Debug, Clone, Copy)]
 pub struct EmbeddingTable<'a> {
-    /// The checkpoint.
+    /// Where the rows are read from.
     pub reader: &'a Reader,
-    /// V.
+    /// V, rows of the table.
     pub vocabulary: usize,
-    /// E.
+    /// E, values of a row.
     pub width: usize,
 }
 

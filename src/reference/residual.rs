@@ -8,7 +8,7 @@ use super::rows::{Rows, row, slices, stack};
 /// tokens of one call; nothing of them is carried to the next.
 #[derive(Debug, Clone, PartialEq, Default)]
 pub struct Residual {
-    /// s.
+    /// s, the running sum.
     pub sum: Rows,
     /// b₀, b₁, … in the order they were pushed.
     pub banks: Vec<Rows>,

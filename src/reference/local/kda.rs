@@ -115,15 +115,15 @@ pub struct RecurrenceInputs<'a> {
     pub q: &'a [f64],
     /// Keys, normed.
     pub k: &'a [f64],
-    /// Values.
+    /// Values, as the convolution and SiLU leave them.
     pub v: &'a [f64],
     /// Log decays by key index.
     pub log_decay: &'a [f64],
-    /// Write strengths.
+    /// Write strengths β.
     pub beta: &'a [f64],
-    /// H.
+    /// H, heads.
     pub heads: usize,
-    /// D.
+    /// D, channels of a head.
     pub head_dim: usize,
 }
 

@@ -34,7 +34,7 @@ impl From<ReferenceError> for Obstacle {
 /// The running sum before a layer and the banks before it, the subject's own.
 #[derive(Debug, Clone)]
 pub struct SubjectResidual {
-    /// T.
+    /// T, tokens.
     pub rows: usize,
     /// s \[T, E\].
     pub sum: Found<BoundedRows>,
