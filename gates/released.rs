@@ -48,6 +48,8 @@ fn released_config_gives_the_published_shape() {
         return;
     };
     let config = released_config(&external);
+    let by_the_reference = k3_reference::read_config(&external.join("kimi-k3-released"));
+    assert_eq!(by_the_reference.expect("the reference's reading"), config);
     assert_eq!(config.hidden_size, 7168);
     assert_eq!(config.vocab_size, 163_840);
     assert_eq!(config.token_ids.root.eos, [163_586]);

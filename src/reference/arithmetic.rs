@@ -31,6 +31,12 @@ pub fn product(a: &[f64], b: &[f64]) -> Vec<f64> {
     a.iter().zip(b).map(|(a, b)| a * b).collect()
 }
 
+/// x / divisor.
+#[must_use]
+pub fn divided(x: &[f64], divisor: f64) -> Vec<f64> {
+    x.iter().map(|x| x / divisor).collect()
+}
+
 /// S_i· *= exp(g_i).
 pub fn decay_rows(state: &mut ArrayViewMut2<'_, f64>, log_decay: &[f64]) {
     for (mut row, g) in state.rows_mut().into_iter().zip(log_decay) {

@@ -9,7 +9,7 @@
 use ndarray::{Array2, ArrayViewMut2, Axis, concatenate, s};
 
 use super::arithmetic::{
-    decay_rows, largest, product, read, sigmoid, silu, softmax, weighted_sum, write,
+    decay_rows, divided, largest, product, read, sigmoid, silu, softmax, weighted_sum, write,
 };
 use super::error::ReferenceError;
 use super::formulas::{AttentionKind, Formulas, NormSite, Part};
@@ -86,8 +86,7 @@ pub fn norm_eps(site: NormSite, rms_norm_eps: f64, mla_norm_eps: f64) -> f64 {
 /// N1: x / sqrt(mean(x²) + ε).
 pub fn normalise(_site: NormSite, x: &[f64], eps: f64) -> Vec<f64> {
     let mean = dot(x, x) / x.len() as f64;
-    let root = (mean + eps).sqrt();
-    x.iter().map(|x| x / root).collect()
+    divided(x, (mean + eps).sqrt())
 }
 
 /// N1: RMSNorm(x; w, ε), the weight after the norm.
@@ -203,8 +202,7 @@ pub fn convolution_activation(_part: Part, x: f64) -> f64 {
 
 /// K3: t / sqrt(Σ t² + 1e-6), ε on the sum.
 pub fn l2_norm(head: &[f64]) -> Vec<f64> {
-    let root = (dot(head, head) + L2_NORM_EPS).sqrt();
-    head.iter().map(|t| t / root).collect()
+    divided(head, (dot(head, head) + L2_NORM_EPS).sqrt())
 }
 
 /// K3: one head \[D\] after the activation: q and k are normed, v is not.
@@ -268,10 +266,14 @@ pub fn kda_output(
     gate: &[f64],
     eps: f64,
 ) -> Vec<f64> {
-    let heads = o.chunks_exact(o_norm.len());
-    let normed =
-        heads.flat_map(|o| (formulas.rms_norm)(formulas, NormSite::KdaOutput, o, o_norm, eps));
-    normed.zip(gate).map(|(o, g)| o * sigmoid(*g)).collect()
+    let normed = norm_heads(formulas, o, o_norm, eps);
+    normed.iter().zip(gate).map(|(o, g)| o * sigmoid(*g)).collect()
+}
+
+/// RMSNorm(o; o_norm) of each head of `o` \[P\], a step of [`kda_output`].
+pub fn norm_heads(formulas: &Formulas, o: &[f64], o_norm: &[f64], eps: f64) -> Vec<f64> {
+    let norm = |head| (formulas.rms_norm)(formulas, NormSite::KdaOutput, head, o_norm, eps);
+    o.chunks_exact(o_norm.len()).flat_map(norm).collect()
 }
 
 /// K13: the convolution inputs to carry: the last kernel−1 of `history`, then `input`.

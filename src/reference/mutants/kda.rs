@@ -2,7 +2,7 @@
 
 use ndarray::{Axis, concatenate, s};
 
-use super::super::arithmetic::{sigmoid, silu};
+use super::super::arithmetic::{divided, sigmoid, silu};
 use super::super::formulas::{Formulas, Part, RELEASED};
 use super::super::released::{self, L2_NORM_EPS};
 use super::super::rows::{Rows, dot, from_values, values};
@@ -181,8 +181,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "the mean of squares is taken instead of their sum",
         Formulas {
             l2_norm: |head| {
-                let root = (dot(head, head) / head.len() as f64 + L2_NORM_EPS).sqrt();
-                head.iter().map(|t| t / root).collect()
+                divided(head, (dot(head, head) / head.len() as f64 + L2_NORM_EPS).sqrt())
             },
             ..RELEASED
         },
@@ -192,10 +191,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         &["K3"],
         "ε of the l2norm is added outside the root",
         Formulas {
-            l2_norm: |head| {
-                let divisor = dot(head, head).sqrt() + L2_NORM_EPS;
-                head.iter().map(|t| t / divisor).collect()
-            },
+            l2_norm: |head| divided(head, dot(head, head).sqrt() + L2_NORM_EPS),
             ..RELEASED
         },
     ),
@@ -203,25 +199,13 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "l2norm-eps-dropped",
         &["K3"],
         "ε of the l2norm is left out but for zero vectors",
-        Formulas {
-            l2_norm: |head| {
-                let divisor = dot(head, head).sqrt().max(1e-12);
-                head.iter().map(|t| t / divisor).collect()
-            },
-            ..RELEASED
-        },
+        Formulas { l2_norm: |head| divided(head, dot(head, head).sqrt().max(1e-12)), ..RELEASED },
     ),
     mutant(
         "l2norm-eps-1e-5",
         &["K3"],
         "1e-5, the released rms_norm_eps, is used in the l2norm",
-        Formulas {
-            l2_norm: |head| {
-                let root = (dot(head, head) + 1e-5).sqrt();
-                head.iter().map(|t| t / root).collect()
-            },
-            ..RELEASED
-        },
+        Formulas { l2_norm: |head| divided(head, (dot(head, head) + 1e-5).sqrt()), ..RELEASED },
     ),
     mutant(
         "kda-query-unscaled",

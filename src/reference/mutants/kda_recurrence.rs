@@ -217,12 +217,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         Formulas {
             kda_output: |formulas, o, o_norm, gate, eps| {
                 let gated: Vec<f64> = o.iter().zip(gate).map(|(o, g)| o * sigmoid(*g)).collect();
-                let heads = gated.chunks_exact(o_norm.len());
-                heads
-                    .flat_map(|o| {
-                        (formulas.rms_norm)(formulas, NormSite::KdaOutput, o, o_norm, eps)
-                    })
-                    .collect()
+                released::norm_heads(formulas, &gated, o_norm, eps)
             },
             ..RELEASED
         },
@@ -233,11 +228,8 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "the output gate is SiLU, the default of shared code",
         Formulas {
             kda_output: |formulas, o, o_norm, gate, eps| {
-                let heads = o.chunks_exact(o_norm.len());
-                let normed = heads.flat_map(|o| {
-                    (formulas.rms_norm)(formulas, NormSite::KdaOutput, o, o_norm, eps)
-                });
-                normed.zip(gate).map(|(o, g)| o * silu(*g)).collect()
+                let normed = released::norm_heads(formulas, o, o_norm, eps);
+                normed.iter().zip(gate).map(|(o, g)| o * silu(*g)).collect()
             },
             ..RELEASED
         },
@@ -248,12 +240,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "the output gate is left out",
         Formulas {
             kda_output: |formulas, o, o_norm, _, eps| {
-                let heads = o.chunks_exact(o_norm.len());
-                heads
-                    .flat_map(|o| {
-                        (formulas.rms_norm)(formulas, NormSite::KdaOutput, o, o_norm, eps)
-                    })
-                    .collect()
+                released::norm_heads(formulas, o, o_norm, eps)
             },
             ..RELEASED
         },

@@ -1,6 +1,6 @@
 //! Mutants of RMSNorm and of its ε, all places together and each place alone (N1 to N3).
 
-use super::super::arithmetic::product;
+use super::super::arithmetic::{divided, product};
 use super::super::formulas::{Formulas, NormSite, RELEASED};
 use super::super::released;
 use super::super::rows::dot;
@@ -35,13 +35,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
         "norm-sum-of-squares",
         &["N1"],
         "the sum of squares is taken instead of their mean",
-        Formulas {
-            normalise: |_, x, eps| {
-                let root = (dot(x, x) + eps).sqrt();
-                x.iter().map(|x| x / root).collect()
-            },
-            ..RELEASED
-        },
+        Formulas { normalise: |_, x, eps| divided(x, (dot(x, x) + eps).sqrt()), ..RELEASED },
     ),
     mutant(
         "norm-mean-subtracted",
@@ -87,8 +81,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
 
 /// x / (root of the mean square + ε).
 fn eps_outside_root(x: &[f64], eps: f64) -> Vec<f64> {
-    let divisor = (dot(x, x) / x.len() as f64).sqrt() + eps;
-    x.iter().map(|x| x / divisor).collect()
+    divided(x, (dot(x, x) / x.len() as f64).sqrt() + eps)
 }
 
 /// ε added to the root instead of under it, in one place.
