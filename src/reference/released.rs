@@ -4,7 +4,7 @@
 //! replaces one of them in the table [`Formulas`], so a mistake is a value and the forward pass
 //! has no switch. A formula that another one is part of takes the table, so that both can be
 //! replaced. Deliberately not here: the order of the steps (that is `layer`, `kda`, `mla`, `moe`
-//! and `residual`), and any input or output.
+//! and `residual`), and how a file is read (`reader`).
 
 use ndarray::{Array2, ArrayViewMut2, Axis, concatenate, s};
 
