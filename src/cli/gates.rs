@@ -129,7 +129,7 @@ fn threads(args: &GatesArgs) -> usize {
 fn list(args: &GatesArgs) -> Result<Exit, CommandError> {
     let mut text = String::new();
     let mut rows = Vec::new();
-    for gate in &LADDER {
+    for gate in LADDER {
         let Gate { passes, reads, tolerance, catches, .. } = gate;
         let (id, needs) = (gate.full_id("SET"), gate.needs.word());
         // Writing to a String cannot fail.
@@ -147,8 +147,16 @@ fn list(args: &GatesArgs) -> Result<Exit, CommandError> {
 }
 
 fn climb(args: &GatesArgs) -> Result<Exit, CommandError> {
-    let ladder = ladder(args)?;
+    let bar = output::progress(0, "gates");
+    let ladder = ladder(args)?.progress({
+        let bar = bar.clone();
+        move |done, all| {
+            bar.set_length(all as u64);
+            bar.set_position(done as u64);
+        }
+    });
     let mut report = ladder.run();
+    bar.finish_and_clear();
     report.provenance.inputs = inputs(args);
     if let Some(file) = &args.write_ratchet {
         write_ratchet(file, &report, ladder.sets(), threads(args))?;
@@ -191,14 +199,7 @@ fn ladder(args: &GatesArgs) -> Result<Ladder, CommandError> {
     if args.write_ratchet.is_some() {
         ladder = ladder.without_ratchet();
     }
-    let bar = output::progress(0, "gates");
-    Ok(ladder.progress(move |done, all| {
-        bar.set_length(all as u64);
-        bar.set_position(done as u64);
-        if done == all {
-            bar.finish_and_clear();
-        }
-    }))
+    Ok(ladder)
 }
 
 fn bad_input(error: impl Into<anyhow::Error>) -> CommandError {

@@ -274,7 +274,7 @@ impl Ladder {
     /// The gates that judge no subject, as far as they are selected.
     fn on_fixtures(&self) -> Vec<GateRow> {
         let mut rows = Vec::new();
-        for gate in &LADDER {
+        for gate in LADDER {
             if let (On::Shipped(check), Some((fixtures, _))) = (gate.on, &self.shipped)
                 && self.selects(gate, "", NOBODY)
             {
@@ -286,8 +286,14 @@ impl Ladder {
 
     /// The others, in the order of the ladder.
     fn climb(&self, subjects: &[Box<dyn SubjectSource>]) -> Vec<GateRow> {
-        let contexts: Vec<Vec<Context<'_>>> =
-            self.sets.iter().map(|state| self.contexts(state, subjects)).collect();
+        let contexts = self.sets.iter().map(|state| match state {
+            SetState::Ready(set) => {
+                let sources = subjects.iter().map(AsRef::as_ref);
+                sources.map(|source| self.context(set, source)).collect()
+            }
+            SetState::NotRun { .. } => Vec::new(),
+        });
+        let contexts: Vec<Vec<Context<'_>>> = contexts.collect();
         let on_kernels = of_kernels().filter(|_| self.shipped.is_some()).map(|gate| (gate, None));
         let on_sets = self.sets.iter().zip(&contexts);
         let on_sets = on_sets.flat_map(|set| of_sets().map(move |gate| (gate, Some(set))));
@@ -324,21 +330,10 @@ impl Ladder {
         }
     }
 
-    /// One context per subject, on a set that is ready.
-    fn contexts<'a>(
-        &self,
-        state: &'a SetState,
-        subjects: &'a [Box<dyn SubjectSource>],
-    ) -> Vec<Context<'a>> {
-        let SetState::Ready(set) = state else {
-            return Vec::new();
-        };
-        let context = |source: &'a Box<dyn SubjectSource>| {
-            Context::new(set, source.as_ref(), self.mla_norm_eps)
-                .with_precision(self.precision)
-                .exhaustively(self.exhaustive)
-        };
-        subjects.iter().map(context).collect()
+    fn context<'a>(&self, set: &'a EvidenceSet, source: &'a dyn SubjectSource) -> Context<'a> {
+        Context::new(set, source, self.mla_norm_eps)
+            .with_precision(self.precision)
+            .exhaustively(self.exhaustive)
     }
 
     /// Whether the pattern selects a gate: it may name the full id, the gate alone, or either with

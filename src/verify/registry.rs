@@ -190,7 +190,7 @@ pub fn of_sets() -> impl Iterator<Item = &'static Gate> {
 }
 
 /// Every gate, in the order of the ladder: what ships, single operations, then set by set.
-pub static LADDER: [Gate; 29] = [
+pub const LADDER: &[Gate] = &[
     Gate {
         id: "fixtures",
         passes: "every fixture file has the size and hash of the manifest",

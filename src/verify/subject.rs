@@ -234,7 +234,8 @@ where
 
 #[cfg(test)]
 mod tests {
-    use super::argmax;
+    use super::{Recomputed, Subject as _, argmax};
+    use k3_core::stages::NoStages;
 
     /// A NaN compares false with everything: a plain loop would return id 0 or skip it.
     #[test]
@@ -244,5 +245,13 @@ mod tests {
         assert_eq!(argmax(&[]), None);
         assert_eq!(argmax(&[1.0, f64::NAN]), None);
         assert_eq!(argmax(&[1.0, f64::INFINITY]), None);
+    }
+
+    /// A row left out must not shift the others.
+    #[test]
+    fn a_wrong_number_of_logits_is_an_error() {
+        let subject = Recomputed::new(2, |ids: &[u32]| Ok(vec![0.0_f32; ids.len() * 2 - 1]));
+        let error = subject.sequence().feed(&[1, 2], &mut NoStages).unwrap_err();
+        assert_eq!(error.to_string(), "expected 2 x 2 logits, got 3 values");
     }
 }
