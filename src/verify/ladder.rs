@@ -37,7 +37,7 @@ const NOBODY: &str = "k3-verify";
 /// #     pub struct Loaded(k3_reference::Model);
 /// #     impl Loaded {
 /// #         pub fn from_folder(folder: &std::path::Path) -> Result<Self, String> {
-/// #             let config = k3_core::config::RawConfig::read(&folder.join("config.json"));
+/// #             let config = k3_checkpoint::config::read(&folder.join("config.json"));
 /// #             let config = config.map_err(|error| error.to_string())?;
 /// #             let model = k3_reference::Model::open(folder, &config, 1e-6);
 /// #             model.map(Self).map_err(|error| error.to_string())
