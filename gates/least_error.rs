@@ -11,24 +11,14 @@ use k3_engine::model::mutants::perturbed;
 use k3_engine::model::mutants::perturbed::Site;
 use k3_gates::evidence::EvidenceSet;
 use k3_gates::fixtures::Fixtures;
-use k3_gates::kernels::{KERNEL_GATES, KernelFixtures};
 use k3_gates::least_error::LeastErrors;
 use k3_gates::outcome::Verdict;
+use k3_gates::registry::of_kernels;
 use k3_gates::report::least_error::SiteLine;
 use k3_gates::runner;
-use k3_gates::runner::SetState;
 use k3_gates::subject::SubjectSource;
 use k3_gates::subjects;
 use serde_json::Value;
-
-/// Kernel fixtures and tiny oracle; they are gone with the fixtures' folder.
-fn evidence(fixtures: &Fixtures) -> (KernelFixtures, Box<EvidenceSet>) {
-    let kernels = runner::shipped_kernels(fixtures).unwrap();
-    match runner::shipped_sets(fixtures).into_iter().next() {
-        Some(SetState::Ready(tiny)) => (kernels, tiny),
-        _ => panic!("the tiny oracle is not ready"),
-    }
-}
 
 /// A committed file of the table.
 fn committed(name: &str) -> String {
@@ -50,18 +40,17 @@ fn computed(source: &dyn SubjectSource, set: &EvidenceSet) -> (Vec<u64>, StageDu
 /// A site that changes something else than its value would report that as the gates' sight.
 #[test]
 fn without_an_error_every_site_is_the_engine() {
-    let fixtures = runner::open_fixtures(None).unwrap();
-    let (kernels, tiny) = evidence(&fixtures);
+    let fixtures = Fixtures::embedded().unwrap();
+    let (kernels, tiny) = runner::shipped_evidence(&fixtures).unwrap();
     let shipped = subjects::shipped();
     let engine = shipped.iter().find(|s| s.name() == "engine").unwrap();
     let right = computed(engine.as_ref(), &tiny);
     for site in perturbed::sites() {
         let source = subjects::perturbed(site, 0.0);
         assert!(computed(source.as_ref(), &tiny) == right, "{}", site.id);
-        for gate in &KERNEL_GATES {
+        for gate in of_kernels() {
             let outcome = kernels.judge(gate, source.as_ref());
-            let kernel = gate.kernel;
-            assert_eq!(outcome.verdict, Verdict::Pass, "{} on {kernel}", site.id);
+            assert_eq!(outcome.verdict, Verdict::Pass, "{} on {}", site.id, gate.id);
         }
     }
 }
@@ -69,8 +58,8 @@ fn without_an_error_every_site_is_the_engine() {
 /// Two of the committed rows anew: an ε, and a blend.
 #[test]
 fn the_committed_table_is_what_comes_out() {
-    let fixtures = runner::open_fixtures(None).unwrap();
-    let (kernels, tiny) = evidence(&fixtures);
+    let fixtures = Fixtures::embedded().unwrap();
+    let (kernels, tiny) = runner::shipped_evidence(&fixtures).unwrap();
     let report: Value = serde_json::from_str(&committed("report.json")).unwrap();
     let kept = |id: &str| {
         let mut sites = report["sites"].as_array().unwrap().iter();

@@ -12,13 +12,12 @@ use std::sync::LazyLock;
 use assert_cmd::Command;
 use k3_core::clauses;
 use k3_core::config::MLA_NORM_EPS;
-use k3_core::host::provenance::Provenance;
-use k3_gates::kill_matrix::{KillMatrix, Options};
+use k3_gates::fixtures::Fixtures;
+use k3_gates::kill_matrix::Options;
 use k3_gates::ratchet::Ratchet;
 use k3_gates::report::mutants::MutantReport;
 use k3_gates::report::mutants_page;
 use k3_gates::runner;
-use k3_gates::runner::SetState;
 use k3_gates::subjects;
 use k3_render::json;
 use serde_json::Value;
@@ -120,22 +119,16 @@ fn the_ratchet_names_what_the_ladder_compares() {
 /// A small kill matrix: one mutant of each family, and one that teacher forcing does not see.
 #[test]
 fn the_report_of_a_kill_matrix() {
-    let fixtures = runner::open_fixtures(None).unwrap();
-    let kernels = runner::shipped_kernels(&fixtures).unwrap();
-    let Some(SetState::Ready(tiny)) = runner::shipped_sets(&fixtures).into_iter().next() else {
-        panic!("the tiny oracle is not ready")
-    };
+    let fixtures = Fixtures::embedded().unwrap();
+    let (kernels, tiny) = runner::shipped_evidence(&fixtures).unwrap();
     let options = Options { mla_norm_eps: MLA_NORM_EPS, threads: 2, every_cell: false };
     let wanted = ["loader-shape-by-count", "k3-values-normed", "a11-threads-split-sums"];
     let mut mutants = subjects::mutants();
     mutants.retain(|mutant| wanted.contains(&mutant.id.as_str()));
     assert_eq!(mutants.len(), wanted.len());
-    let run = |subjects: &[_]| KillMatrix::run(&kernels, &tiny, subjects, options, &|| {});
-    let (controls, matrix) = (run(&subjects::controls()), run(&mutants));
-    assert!(matrix.survivors().is_empty());
     let tables = [("the model", clauses::MODEL.as_slice())];
-    let provenance = Provenance::since(std::time::Instant::now(), 2, Vec::new());
-    let report = MutantReport::new("tiny", &controls, &matrix, &tables, provenance);
+    let report = MutantReport::run((&kernels, &tiny), &mutants, options, &tables, &|| {});
+    assert_eq!(report.survivors, 0);
     // Two clauses are covered: a matrix of three mutants cannot conform.
     assert_eq!(report.exit_code, 1);
     snapshot("kill-matrix-text", &report.text());

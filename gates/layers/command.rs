@@ -3,7 +3,8 @@
 use std::path::Path;
 
 use k3_gates::evidence::EvidenceSet;
-use k3_gates::report::layers::{LayerRow, LayersProvenance, LayersReport, Verdict};
+use k3_gates::outcome::Verdict;
+use k3_gates::report::layers::{LayerRow, LayersProvenance, LayersReport};
 
 use super::{IDS, Tiny, expect, report, text};
 

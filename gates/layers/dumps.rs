@@ -5,7 +5,7 @@ use std::path::Path;
 
 use k3_core::config::MLA_NORM_EPS;
 use k3_core::stages::{Stage, StageDump, StageKey, StageValues};
-use k3_gates::report::layers::Verdict;
+use k3_gates::outcome::Verdict;
 use k3_reference::Model;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;

@@ -8,7 +8,7 @@ use k3_core::Precision;
 use k3_core::config::MLA_NORM_EPS;
 use k3_core::stages::{Stage, StageDump, StageKey, StageValues};
 use k3_gates::layers::judge::Judge;
-use k3_gates::report::layers::Verdict;
+use k3_gates::outcome::Verdict;
 use k3_reference::local::{Arithmetic, SubjectResidual};
 use k3_reference::model::embed;
 use k3_reference::mutants::mutants;

@@ -4,7 +4,7 @@
 
 use std::path::Path;
 
-use k3_gates::report::layers::Verdict;
+use k3_gates::outcome::Verdict;
 
 use super::{Tiny, expect, report, text};
 

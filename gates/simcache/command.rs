@@ -80,7 +80,7 @@ fn json_is_the_report_and_the_folder_holds_the_same() {
     assert_eq!(json["schema"], "k3-verify.simcache");
     assert_eq!(json["schema_version"], 1);
     assert_eq!(json["recorded_runs"][0]["difference"], serde_json::Value::Null);
-    assert_eq!(json["provenance"]["traces"][0], trace);
+    assert_eq!(json["provenance"]["inputs"][0], trace);
     let file = std::fs::read(Path::new(&out).join("report.json")).unwrap();
     assert_eq!(file, output.stdout);
     let page = std::fs::read_to_string(Path::new(&out).join("report.html")).unwrap();
@@ -224,7 +224,7 @@ fn the_published_trace_takes_less_than_half_a_second() {
     let json: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
     assert_eq!(json["measured"]["exact"], true);
     // Other work on the machine may slow one run; a generous bound still catches a quadratic pass.
-    let seconds = json["provenance"]["elapsed_seconds"].as_f64().unwrap();
+    let seconds = json["provenance"]["seconds"].as_f64().unwrap();
     println!("{seconds} s");
     assert!(seconds < 5.0, "{seconds} s");
 }

@@ -1,9 +1,10 @@
 //! Reports as snapshots, under `reports/simcache/`: text and JSON of a generated trace, without
 //! what changes from run to run.
 
+use k3_core::host::provenance::Provenance;
 use k3_render::json;
 use k3_simcache::forecast::Budget;
-use k3_simcache::report::{Provenance, Report};
+use k3_simcache::report::Report;
 use k3_simcache::study::run;
 use k3_simcache::text::text;
 

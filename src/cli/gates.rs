@@ -1,8 +1,8 @@
 //! `gates`: climb the ladder on the shipped sets or on other evidence, or run the kill matrix.
 
 use std::fmt::Write as _;
-use std::path::PathBuf;
-use std::time::{Duration, Instant};
+use std::path::{Path, PathBuf};
+use std::time::Duration;
 
 use clap::Args;
 
@@ -13,27 +13,25 @@ use k3_core::Precision;
 use k3_core::clauses;
 use k3_core::config::MLA_NORM_EPS;
 use k3_core::exit::Exit;
-use k3_core::host::provenance::{Provenance, default_threads};
+use k3_core::host::provenance::default_threads;
 use k3_engine::model::mutants::perturbed;
-use k3_gates::answers;
+use k3_gates::Ladder;
 use k3_gates::engine_command::{EngineCommand, Template, TemplateError};
 use k3_gates::evidence::EvidenceSet;
+use k3_gates::fixtures::Fixtures;
 use k3_gates::glob::Glob;
-use k3_gates::kernels::{KERNEL_GATES, KernelFixtures};
+use k3_gates::kernels::KernelFixtures;
 use k3_gates::kill_matrix;
-use k3_gates::kill_matrix::{KillMatrix, Mutant};
+use k3_gates::kill_matrix::Mutant;
 use k3_gates::layers;
-use k3_gates::least_error::LeastErrors;
-use k3_gates::outcome::Verdict;
 use k3_gates::ratchet::Ratchet;
-use k3_gates::registry::ORACLE_GATES;
-use k3_gates::report::gates::{Counts, GateReport, GateRow, Parameters, SCHEMA, SetSummary};
+use k3_gates::registry::{Gate, LADDER};
+use k3_gates::report::gates::GateReport;
 use k3_gates::report::least_error::LeastErrorReport;
 use k3_gates::report::mutants::MutantReport;
 use k3_gates::report::{gates_page, mutants_page};
 use k3_gates::runner;
-use k3_gates::runner::{Plan, Row, SetState};
-use k3_gates::subject::SubjectSource;
+use k3_gates::runner::SetState;
 use k3_gates::subjects;
 use k3_render::json;
 
@@ -129,110 +127,87 @@ fn threads(args: &GatesArgs) -> usize {
 }
 
 fn list(args: &GatesArgs) -> Result<Exit, CommandError> {
-    let kernels = KERNEL_GATES.iter().map(|gate| {
-        let inputs = format!("fixtures/kernels/{}.safetensors", gate.kernel);
-        let id = format!("{}/{}", runner::KERNELS, gate.kernel);
-        (id, gate.what, inputs, gate.budget, gate.catches)
-    });
-    let oracle = ORACLE_GATES.iter().map(|gate| {
-        let id = format!("SET/{}", gate.id);
-        (id, gate.what, gate.inputs.to_owned(), gate.budget, gate.catches)
-    });
     let mut text = String::new();
     let mut rows = Vec::new();
-    for (id, what, inputs, budget, catches) in kernels.chain(oracle) {
+    for gate in LADDER {
+        let Gate { passes, reads, tolerance, catches, .. } = gate;
+        let (id, needs) = (gate.full_id("SET"), gate.needs.word());
         // Writing to a String cannot fail.
         let _ = writeln!(
             text,
-            "{id}\n    passes when right: {what}\n    reads: {inputs}\n    budget: {budget}\n    \
-             catches: {catches}"
+            "{id}\n    passes when right: {passes}\n    reads: {reads}\n    needs: {needs}\n    \
+             budget: {tolerance}\n    catches: {catches}"
         );
-        rows.push(serde_json::json!({"id": id, "what": what, "inputs": inputs,
-            "budget": budget, "catches": catches}));
+        rows.push(serde_json::json!({"id": id, "what": passes, "inputs": reads, "needs": needs,
+            "budget": tolerance, "catches": catches}));
     }
     let json = serde_json::json!({"schema": "k3-verify/gate-list/1", "gates": rows});
     output::deliver(&args.output, &json, &text)?;
     Ok(Exit::Conforms)
 }
 
-/// The command of --engine-cmd, else the subjects that ship.
-fn subjects_of(args: &GatesArgs) -> Result<Vec<Box<dyn SubjectSource>>, CommandError> {
-    let command = engine_command(args)?;
-    Ok(command.map_or_else(subjects::shipped, |command| vec![command]))
-}
-
 fn climb(args: &GatesArgs) -> Result<Exit, CommandError> {
-    let start = Instant::now();
-    let only = args.only.as_deref().map(Glob::new);
-    let mut rows = Vec::new();
-    let mut fixtures_in_use = None;
-    let mut kernels = None;
-    let mut sets = if args.evidence.is_empty() {
-        let fixtures = open_fixtures(args)?;
-        if runner::selected(only.as_ref(), "shipped", "fixtures", "k3-verify") {
-            rows.push(fixtures_row(&runner::judge_fixtures(&fixtures)));
+    let bar = output::progress(0, "gates");
+    let ladder = ladder(args)?.progress({
+        let bar = bar.clone();
+        move |done, all| {
+            bar.set_length(all as u64);
+            bar.set_position(done as u64);
         }
-        let sets = runner::shipped_sets(&fixtures);
-        kernels = Some(runner::shipped_kernels(&fixtures));
-        fixtures_in_use = Some(fixtures);
-        sets
-    } else {
-        open_evidence(args)?
-    };
-    if args.exhaustive {
-        sets.iter_mut().for_each(SetState::ask_everything);
+    });
+    let mut report = ladder.run();
+    bar.finish_and_clear();
+    report.provenance.inputs = inputs(args);
+    if let Some(file) = &args.write_ratchet {
+        write_ratchet(file, &report, ladder.sets(), threads(args))?;
     }
-    let subjects = subjects_of(args)?;
-    if args.engine_cmd.is_some() && args.mla_norm_eps != MLA_NORM_EPS {
-        answer_anew(&mut sets, args.mla_norm_eps)?;
-    }
-    let plan = Plan {
-        kernels: kernels.as_ref(),
-        sets: &sets,
-        subjects: &subjects,
-        only: only.as_ref(),
-        mla_norm_eps: args.mla_norm_eps,
-        precision: args.precision,
-        threads: threads(args),
-        exhaustive: args.exhaustive,
-    };
-    let mut climbed = runner::run(&plan);
-    if fixtures_in_use.is_some() {
-        ratchet(args, &mut climbed, &plan)?;
-    }
-    rows.extend(climbed.into_iter().map(GateRow::of));
-    let counts = Counts::of(rows.iter().map(|row| &row.outcome.verdict));
-    let exit = counts.exit();
-    rows.retain(|row| row.outcome.verdict != Verdict::NotSelected);
-    let report = GateReport {
-        schema: SCHEMA,
-        verdict: GateReport::verdict_of(exit),
-        exit_code: exit.code(),
-        subjects: subjects.iter().map(|s| s.name().to_owned()).collect(),
-        parameters: Parameters {
-            mla_norm_eps: args.mla_norm_eps,
-            released_mla_norm_eps: MLA_NORM_EPS,
-            precision: args.precision,
-            only: args.only.clone(),
-            fixtures: match (&fixtures_in_use, &args.fixtures) {
-                (None, _) => "none",
-                (Some(_), None) => "embedded",
-                (Some(_), Some(_)) => "folder",
-            },
-        },
-        counts,
-        sets: sets.iter().map(SetSummary::of).collect(),
-        gates: rows,
-        provenance: provenance(args, start),
-    };
     output::deliver(&args.output, &report, &report.text())?;
     let plots = || gates_page::plots(&report);
     output::deliver_page(&args.output, plots, |plots| gates_page::page(&report, plots))?;
-    Ok(exit)
+    Ok(report.exit())
+}
+
+/// The ladder that was asked for.
+fn ladder(args: &GatesArgs) -> Result<Ladder, CommandError> {
+    let mut ladder = if args.evidence.is_empty() {
+        Ladder::of_fixtures(open_fixtures(args)?)
+    } else {
+        Ladder::of_evidence(&args.evidence).map_err(|error| {
+            bad_input(error).hint(
+                "an evidence set is a folder with model/, expected.json and expected.safetensors",
+            )
+        })?
+    };
+    ladder = ladder.mla_norm_eps(args.mla_norm_eps).threads(threads(args));
+    if let Some(command) = engine_command(args)? {
+        ladder = ladder.subject(command);
+        // It cannot be told another epsilon. To compare it with engines that have one, the sets'
+        // answers are those of the reference under that epsilon.
+        if args.mla_norm_eps != MLA_NORM_EPS {
+            ladder = ladder.answered_anew().map_err(bad_input)?;
+        }
+    }
+    if let Some(pattern) = &args.only {
+        ladder = ladder.only(pattern);
+    }
+    if let Some(precision) = args.precision {
+        ladder = ladder.precision(precision);
+    }
+    if args.exhaustive {
+        ladder = ladder.exhaustive();
+    }
+    if args.write_ratchet.is_some() {
+        ladder = ladder.without_ratchet();
+    }
+    Ok(ladder)
+}
+
+fn bad_input(error: impl Into<anyhow::Error>) -> CommandError {
+    CommandError::new(error, Exit::BadInput)
 }
 
 /// The executable of `--engine-cmd` as a subject, found runnable.
-fn engine_command(args: &GatesArgs) -> Result<Option<Box<dyn SubjectSource>>, CommandError> {
+fn engine_command(args: &GatesArgs) -> Result<Option<EngineCommand>, CommandError> {
     let Some(text) = &args.engine_cmd else {
         return Ok(None);
     };
@@ -247,114 +222,49 @@ fn engine_command(args: &GatesArgs) -> Result<Option<Box<dyn SubjectSource>>, Co
             .hint("for example --engine-cmd 'python3 engine.py {model} {ids} {gen} {logits}'")
     })?;
     let precision = args.precision.unwrap_or(Precision::F32);
-    Ok(Some(Box::new(EngineCommand { template, precision })))
+    Ok(Some(EngineCommand { template, precision }))
 }
 
-/// A foreign engine cannot be told another epsilon. To compare it with engines that have one, the
-/// sets' answers are made anew by the reference under that epsilon.
-fn answer_anew(sets: &mut [SetState], mla_norm_eps: f64) -> Result<(), CommandError> {
-    for state in sets {
-        if let SetState::Ready(set) = state {
-            answers::replace(set, mla_norm_eps)
-                .map_err(|error| CommandError::new(error, Exit::BadInput))?;
-        }
-    }
-    Ok(())
+/// Writes what this run and the layers of its sets show as the ratchet.
+fn write_ratchet(
+    file: &Path,
+    report: &GateReport,
+    sets: &[SetState],
+    threads: usize,
+) -> Result<(), CommandError> {
+    let mut observed = Ratchet::observed(&report.gates);
+    let of_layers = layers::ratchet::observe(sets, threads);
+    observed.extend(of_layers.map_err(|error| bad_input(anyhow::anyhow!(error)))?);
+    output::write_whole(file, json::to_text(&observed).map_err(bad_input)?.as_bytes())
 }
 
-/// Judges the shipped sets by the committed ratchet, or writes a new one. A foreign engine, another
-/// epsilon and another precision have no recorded ratios.
-fn ratchet(args: &GatesArgs, climbed: &mut [Row], plan: &Plan<'_>) -> Result<(), CommandError> {
-    let ours = args.engine_cmd.is_none() && args.precision.is_none();
-    if let Some(file) = &args.write_ratchet {
-        let mut observed = Ratchet::observed(climbed);
-        let of_layers = layers::ratchet::observe(plan.sets, plan.threads);
-        observed.extend(
-            of_layers.map_err(|error| CommandError::new(anyhow::anyhow!(error), Exit::BadInput))?,
-        );
-        let json =
-            json::to_text(&observed).map_err(|error| CommandError::new(error, Exit::BadInput))?;
-        output::write_whole(file, json.as_bytes())?;
-    } else if ours && args.mla_norm_eps == MLA_NORM_EPS {
-        Ratchet::shipped().judge(climbed, plan.subjects);
-    }
-    Ok(())
+/// What was read, as typed.
+fn inputs(args: &GatesArgs) -> Vec<String> {
+    let paths = args.evidence.iter().chain(&args.fixtures);
+    paths.map(|path| path.display().to_string()).chain(args.engine_cmd.clone()).collect()
 }
 
-fn provenance(args: &GatesArgs, start: Instant) -> Provenance {
-    let inputs = args.evidence.iter().chain(&args.fixtures);
-    let inputs = inputs.map(|path| path.display().to_string());
-    let inputs = inputs.chain(args.engine_cmd.clone()).collect();
-    Provenance::since(start, threads(args), inputs)
-}
-
-fn open_fixtures(args: &GatesArgs) -> Result<k3_gates::fixtures::Fixtures, CommandError> {
-    runner::open_fixtures(args.fixtures.as_ref())
-        .map_err(|error| CommandError::new(error, Exit::BadInput))
-}
-
-/// Reads the sets given with `--evidence`; one that cannot be read ends the command.
-fn open_evidence(args: &GatesArgs) -> Result<Vec<SetState>, CommandError> {
-    let mut sets: Vec<SetState> = Vec::new();
-    for folder in &args.evidence {
-        let base = folder
-            .canonicalize()
-            .ok()
-            .and_then(|path| Some(path.file_name()?.to_string_lossy().into_owned()))
-            .unwrap_or_else(|| folder.display().to_string());
-        let taken = sets.iter().filter(|set| set.name().starts_with(&base)).count();
-        let name = if taken == 0 { base } else { format!("{base}-{}", taken + 1) };
-        let set = EvidenceSet::open(&name, folder).map_err(|error| {
-            CommandError::new(error, Exit::BadInput).hint(
-                "an evidence set is a folder with model/, expected.json and expected.safetensors",
-            )
-        })?;
-        sets.push(SetState::Ready(Box::new(set)));
-    }
-    Ok(sets)
-}
-
-fn fixtures_row(outcome: &k3_gates::outcome::Outcome) -> GateRow {
-    GateRow {
-        id: "shipped/fixtures".to_owned(),
-        set: "shipped".to_owned(),
-        gate: "fixtures".to_owned(),
-        subject: "k3-verify".to_owned(),
-        what: "every fixture file has the size and hash of the manifest".to_owned(),
-        basis: "exact".to_owned(),
-        outcome: outcome.clone(),
-    }
+fn open_fixtures(args: &GatesArgs) -> Result<Fixtures, CommandError> {
+    let folder = args.fixtures.as_deref();
+    folder.map_or_else(Fixtures::embedded, Fixtures::from_folder).map_err(bad_input)
 }
 
 /// The kernel fixtures and the first set that ships: on what mutants and perturbations run.
 fn shipped_evidence(
-    fixtures: &k3_gates::fixtures::Fixtures,
+    fixtures: &Fixtures,
 ) -> Result<(KernelFixtures, Box<EvidenceSet>), CommandError> {
-    let sets = runner::shipped_sets(fixtures);
-    let tiny = match sets.into_iter().next() {
-        Some(SetState::Ready(tiny)) => tiny,
-        Some(SetState::NotRun { name, reason }) => {
-            let error = anyhow::anyhow!("set {name}: {reason}");
-            return Err(CommandError::new(error, Exit::BadInput));
-        }
-        None => {
-            return Err(CommandError::new(anyhow::anyhow!("no set ships"), Exit::Incomplete));
-        }
-    };
-    let kernels = runner::shipped_kernels(fixtures)
-        .map_err(|reason| CommandError::new(anyhow::anyhow!(reason), Exit::BadInput))?;
-    Ok((kernels, tiny))
+    runner::shipped_evidence(fixtures).map_err(|reason| bad_input(anyhow::anyhow!(reason)))
 }
 
 fn least_error(args: &GatesArgs) -> Result<Exit, CommandError> {
-    let start = Instant::now();
     let fixtures = open_fixtures(args)?;
     let (kernels, tiny) = shipped_evidence(&fixtures)?;
     let sites = perturbed::sites();
     let bar = output::progress(sites.len() as u64, "sites");
-    let table = LeastErrors::run(&kernels, &tiny, &sites, threads(args), &|| bar.inc(1));
+    let tick = || bar.inc(1);
+    let mut report = LeastErrorReport::run(&kernels, &tiny, &sites, threads(args), &tick);
     bar.finish_and_clear();
-    let report = LeastErrorReport::new(&tiny.name, &table, provenance(args, start));
+    report.provenance.inputs = inputs(args);
     output::deliver(&args.output, &report, &report.text())?;
     Ok(report.exit())
 }
@@ -377,22 +287,9 @@ fn wanted_mutants(args: &GatesArgs) -> Result<Vec<Mutant>, CommandError> {
 }
 
 fn mutants(args: &GatesArgs) -> Result<Exit, CommandError> {
-    let start = Instant::now();
     let mutants = wanted_mutants(args)?;
     let fixtures = open_fixtures(args)?;
     let (kernels, tiny) = shipped_evidence(&fixtures)?;
-    let controls = subjects::controls();
-    let bar = output::progress((controls.len() + mutants.len()) as u64, "mutants");
-    let run = |subjects: &[Mutant]| {
-        let options = kill_matrix::Options {
-            mla_norm_eps: args.mla_norm_eps,
-            threads: threads(args),
-            every_cell: args.exhaustive,
-        };
-        KillMatrix::run(&kernels, &tiny, subjects, options, &|| bar.inc(1))
-    };
-    let (control_matrix, matrix) = (run(&controls), run(&mutants));
-    bar.finish_and_clear();
     // A few mutants cover no table of clauses.
     let mut tables: Vec<(&str, &'static [clauses::Clause])> = Vec::new();
     if args.mutant.is_none() {
@@ -401,8 +298,16 @@ fn mutants(args: &GatesArgs) -> Result<Exit, CommandError> {
     if args.mutant.is_none() && args.family.iter().any(|family| family == "c") {
         tables.push(("the arithmetic", &clauses::ARITHMETIC));
     }
-    let provenance = provenance(args, start);
-    let report = MutantReport::new(&tiny.name, &control_matrix, &matrix, &tables, provenance);
+    let options = kill_matrix::Options {
+        mla_norm_eps: args.mla_norm_eps,
+        threads: threads(args),
+        every_cell: args.exhaustive,
+    };
+    let bar = output::progress((subjects::controls().len() + mutants.len()) as u64, "mutants");
+    let on = (&kernels, &*tiny);
+    let mut report = MutantReport::run(on, &mutants, options, &tables, &|| bar.inc(1));
+    bar.finish_and_clear();
+    report.provenance.inputs = inputs(args);
     output::deliver(&args.output, &report, &report.text())?;
     let plots = || mutants_page::plots(&report);
     output::deliver_page(&args.output, plots, |plots| mutants_page::page(&report, plots))?;

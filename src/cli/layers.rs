@@ -17,7 +17,7 @@ use k3_core::Precision;
 use k3_core::config::{MLA_NORM_EPS, RawConfig};
 use k3_core::exit::Exit;
 use k3_core::host::interrupt::Interrupt;
-use k3_core::host::provenance::default_threads;
+use k3_core::host::provenance::{Provenance, default_threads};
 use k3_engine::kernels::path::KernelPath;
 use k3_engine::model::{Contract, EngineOptions};
 use k3_gates::audit::cross_read::differing_fields;
@@ -366,7 +366,7 @@ fn execute(args: &LayersArgs, mut plan: Plan) -> Result<Exit, CommandError> {
         }
     }
     report.conclude();
-    report.provenance.seconds = plan.start.elapsed().as_secs_f64();
+    report.provenance.run.seconds = plan.start.elapsed().as_secs_f64();
     finish(args, &report, &mut live, failure)
 }
 
@@ -386,11 +386,13 @@ fn empty_report(plan: &Plan, header: &Header, resumed_rows: usize) -> LayersRepo
         worst: None,
         first_divergence: None,
         provenance: LayersProvenance {
-            platform: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
-            threads: plan.threads,
+            run: Provenance::since(
+                plan.start,
+                plan.threads,
+                vec![plan.folder.display().to_string()],
+            ),
             kernel_path: KernelPath::detect().name().to_owned(),
             resumed_rows,
-            inputs: vec![plan.folder.display().to_string()],
             ..LayersProvenance::default()
         },
     }

@@ -4,8 +4,8 @@ mod arguments;
 
 use std::fs;
 use std::io::Write as _;
-use std::path::{Path, PathBuf};
-use std::time::{Instant, SystemTime, UNIX_EPOCH};
+use std::path::Path;
+use std::time::Instant;
 
 use anyhow::Context as _;
 
@@ -16,12 +16,13 @@ use super::output::{self, CommandError, Format};
 use k3_cache::trace;
 use k3_cache::trace::{Trace, TraceError};
 use k3_core::exit::Exit;
+use k3_core::host::provenance::{Provenance, default_threads};
 use k3_render::json;
 use k3_simcache::measured;
 use k3_simcache::measured::Rung;
 use k3_simcache::page::page;
 use k3_simcache::plots::plots;
-use k3_simcache::report::{Provenance, Report};
+use k3_simcache::report::Report;
 use k3_simcache::study;
 use k3_simcache::study::{StudyError, StudyPlan};
 use k3_simcache::text::text;
@@ -131,16 +132,9 @@ fn verdict(report: &Report) -> Exit {
 }
 
 fn provenance(args: &SimcacheArgs, begin: Instant) -> Provenance {
-    let name = |path: &PathBuf| path.display().to_string();
-    let since_1970 = SystemTime::now().duration_since(UNIX_EPOCH);
-    Provenance {
-        traces: args.traces.iter().map(name).collect(),
-        measured: args.measured.as_ref().map(name),
-        program: format!("k3-verify {}", env!("CARGO_PKG_VERSION")),
-        unix_time: since_1970.map_or(0, |time| time.as_secs()),
-        host: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
-        elapsed_seconds: (begin.elapsed().as_secs_f64() * 1e3).round() / 1e3,
-    }
+    let files = args.traces.iter().chain(&args.measured);
+    let inputs = files.map(|path| path.display().to_string()).collect();
+    Provenance::since(begin, default_threads(), inputs)
 }
 
 /// Prints the report and writes the folder. A plot that cannot be drawn is an error after the

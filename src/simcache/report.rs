@@ -10,6 +10,7 @@ use super::recorded_run::RecordedRun;
 use super::statistics::{DistanceBucket, HotExpert, Plateau, Reuse};
 use k3_cache::shape::ModelShape;
 use k3_cache::slot_table::{Requests, Reserve};
+use k3_core::host::provenance::Provenance;
 
 /// Version of this schema; grows when a field changes its meaning or goes.
 pub const SCHEMA_VERSION: u32 = 1;
@@ -339,21 +340,4 @@ pub struct MeasuredRow {
     pub measured_seconds: Option<f64>,
     /// Forecast of them.
     pub forecast_seconds: Option<f64>,
-}
-
-/// What changes from run to run.
-#[derive(Debug, Clone, PartialEq, Default, Serialize)]
-pub struct Provenance {
-    /// The traces as named on the command line.
-    pub traces: Vec<String>,
-    /// The measured ladder as named there.
-    pub measured: Option<String>,
-    /// Version of this program.
-    pub program: String,
-    /// Seconds since 1970.
-    pub unix_time: u64,
-    /// Operating system and architecture.
-    pub host: String,
-    /// Seconds of the study.
-    pub elapsed_seconds: f64,
 }

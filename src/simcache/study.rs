@@ -8,12 +8,13 @@ use super::forecast::{Budget, Machine, slots_beside_trunk};
 use super::measured::Rung;
 use super::order::{self, Order, Recognition};
 use super::prefetch::{PrefetchPlan, PrefetchRow, Scale};
-use super::report::{OrderReport, Provenance, Report, SCHEMA_VERSION, Settings, TraceSummary};
+use super::report::{OrderReport, Report, SCHEMA_VERSION, Settings, TraceSummary};
 use super::view::{PINNED_SHARE, Studied, ViewPlan, requests_per_token, study as study_view};
 use super::{budgets, ladder, recorded_run};
 use k3_cache::policy::PolicyName;
 use k3_cache::slot_table::{CacheError, Requests, Reserve};
 use k3_cache::trace::{Trace, TraceError};
+use k3_core::host::provenance::Provenance;
 
 /// Capacities of the default grid, GB (10⁹ bytes), for models whose experts need them.
 const GRID_GB: [u64; 12] = [2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128, 192];

@@ -5,6 +5,7 @@ use std::sync::OnceLock;
 
 use crate::evidence::EvidenceSet;
 use crate::noise_floor::{FACTOR, NoiseFloor};
+use crate::outcome::{Outcome, Verdict};
 use crate::subject::{Generation, Logits, Precision, Subject, SubjectError, SubjectSource};
 use k3_core::config::MLA_NORM_EPS;
 use k3_core::stages::{NoStages, Stage, StageDump, StageKey};
@@ -132,7 +133,7 @@ impl<'a> Context<'a> {
         let set = self.set;
         let decode = || match self.subject() {
             Ok(subject) => subject.generate(&set.prompt_ids, set.greedy_ids.len()),
-            Err(error) => self.source.logits_only().then_some(Err(error)),
+            Err(_) => None,
         };
         let generated = self.generated.get_or_init(decode).as_ref()?;
         Some(generated.as_ref().map_err(Clone::clone))
@@ -175,18 +176,16 @@ impl<'a> Context<'a> {
         place.get_or_init(measure).as_ref().map(Some).map_err(Clone::clone)
     }
 
-    /// Why these ids cannot judge the precision asked for, if they cannot: rounding alone changes a
-    /// decision, so that even a right engine may differ from the answers.
-    ///
-    /// # Errors
-    ///
-    /// What the reference says while the floor is measured.
-    pub fn unfit(&self, ids: &[u32]) -> Result<Option<String>, SubjectError> {
-        let Some(floor) = self.noise_floor(ids)? else {
-            return Ok(None);
+    /// The outcome of a gate whose ids cannot judge the precision asked for: NOT APPLICABLE where
+    /// rounding alone changes a decision, so that even a right engine may differ from the answers.
+    #[must_use]
+    pub fn unfit(&self, ids: &[u32]) -> Option<Outcome> {
+        let floor = match self.noise_floor(ids) {
+            Ok(floor) => floor?,
+            Err(error) => return Some(Outcome::failed(error.to_string())),
         };
-        let name = floor.precision.name();
-        let said = |at| format!("these ids cannot judge {name}: rounding alone changes {at}");
-        Ok(floor.flipped.as_ref().map(said))
+        let (name, at) = (floor.precision.name(), floor.flipped.as_ref()?);
+        let reason = format!("these ids cannot judge {name}: rounding alone changes {at}");
+        Some(Outcome::new(Verdict::NotApplicable, reason))
     }
 }

@@ -194,6 +194,12 @@ impl Fixtures {
         Ok(Self { root, checked: manifest.files.len() + own_files.len(), findings, scratch })
     }
 
+    /// Whether they are those of the binary.
+    #[must_use]
+    pub fn is_embedded(&self) -> bool {
+        self.root.starts_with(self.scratch.path())
+    }
+
     /// The first missing or damaged file below `folder`.
     #[must_use]
     pub fn problem_below(&self, folder: &str) -> Option<&Finding> {

@@ -9,6 +9,7 @@ use std::path::Path;
 
 use super::kernel_bounds::f32_bound;
 use super::outcome::{NamedComparison, Outcome, Verdict};
+use super::registry::{Gate, of_kernels};
 use super::subject::{KernelCase, Precision, SubjectSource};
 use crate::tensor_file::{TensorFileError, TensorValues, read_tensors};
 use k3_core::compare::{Budget, compare};
@@ -19,53 +20,6 @@ use k3_core::stages::StageValues;
 /// tensor: what another `exp` or another order of summation can move it by, with the fixtures'
 /// own regeneration check as the source.
 pub const F64_KERNEL_TOLERANCE: f64 = 1e-12;
-
-/// A gate over the fixtures of one kernel.
-#[derive(Debug, Clone, Copy)]
-pub struct KernelGate {
-    /// Name of the kernel and of its fixture file.
-    pub kernel: &'static str,
-    /// What passes.
-    pub what: &'static str,
-    /// How far off is allowed.
-    pub budget: &'static str,
-    /// The kind of mistake it is there for.
-    pub catches: &'static str,
-}
-
-const BITS: &str = "equal bits with the contract; an f64 subject within 1e-12 of the largest value";
-const BOUND: &str = "a bound per element that counts the contract's f32 roundings; an f64 subject \
-                     within 1e-12 of the largest value";
-
-const fn gate(
-    kernel: &'static str,
-    what: &'static str,
-    budget: &'static str,
-    catches: &'static str,
-) -> KernelGate {
-    KernelGate { kernel, what, budget, catches }
-}
-
-/// The kernel gates, in the order of the ladder.
-pub const KERNEL_GATES: [KernelGate; 17] = [
-    gate("mxfp4-decode", "all codes under all scale bytes", BITS, "nibble order, sign, scale 0"),
-    gate("bf16-widen", "BF16 patterns widen exactly", BITS, "flushed subnormals, a lost -0"),
-    gate("elementary", "exp, tanh, sigmoid", BOUND, "cancellation near 0, early saturation"),
-    gate("row-product", "the f64 sum of a row before rounding", BITS, "lanes, folds, tails"),
-    gate("weighted-sum", "a weighted sum of vectors", BITS, "blocked or f32 accumulation"),
-    gate("rms-norm", "RMSNorm", BITS, "a misplaced epsilon, another rounding point"),
-    gate("l2-norm", "l2norm", BITS, "mean for sum, a dropped epsilon"),
-    gate("convolution", "causal convolution, SiLU, history", BOUND, "reversed taps, lost history"),
-    gate("kda-decay", "log decay and decay", BOUND, "softplus, a bias outside, per-channel rates"),
-    gate("kda-steps", "the delta rule over many steps", BITS, "order, transposed state, rounding"),
-    gate("gated-norm", "per-head norm, then the gate", BOUND, "gate before norm, SiLU gate"),
-    gate("softmax-sum", "softmax-weighted sum", BOUND, "no maximum taken off, blocked rescaling"),
-    gate("mla-attention", "causal latent attention", BOUND, "scale, mask, halves of kv_b"),
-    gate("residual-mix", "attention-residual mix", BOUND, "raw keys, normed values"),
-    gate("router", "selection and weights", BOUND, "ties, bias in the weights, renormalisation"),
-    gate("situ", "SiTU", BOUND, "the capped gate in the logistic, a missing cap"),
-    gate("moe-sum", "the sum over experts", BITS, "order of arrival"),
-];
 
 /// Values inside a kernel that the contract never forms by themselves: the weights of a mix are
 /// divided by their sum only after the weighted sum.
@@ -104,20 +58,19 @@ impl KernelFixtures {
     /// [`TensorFileError`] when a file is missing or damaged.
     pub fn open(folder: &Path, config: RawConfig) -> Result<Self, TensorFileError> {
         let mut cases = BTreeMap::new();
-        for gate in &KERNEL_GATES {
-            let path = folder.join(format!("{}.safetensors", gate.kernel));
-            cases.insert(gate.kernel, split_cases(read_tensors(&path)?));
+        for Gate { id, .. } in of_kernels() {
+            let path = folder.join(format!("{id}.safetensors"));
+            cases.insert(*id, split_cases(read_tensors(&path)?));
         }
         Ok(Self { cases, config })
     }
 
     /// Judges one subject by one gate.
     #[must_use]
-    pub fn judge(&self, gate: &KernelGate, source: &dyn SubjectSource) -> Outcome {
+    pub fn judge(&self, gate: &Gate, source: &dyn SubjectSource) -> Outcome {
         let mut comparisons = Vec::new();
-        for case in self.cases.get(gate.kernel).into_iter().flatten() {
-            let asked =
-                KernelCase { kernel: gate.kernel, inputs: &case.inputs, config: &self.config };
+        for case in self.cases.get(gate.id).into_iter().flatten() {
+            let asked = KernelCase { kernel: gate.id, inputs: &case.inputs, config: &self.config };
             let outputs = match source.operation(asked) {
                 None => {
                     let summary = format!("{} has no such operation", source.name());
@@ -126,7 +79,7 @@ impl KernelFixtures {
                 Some(Ok(outputs)) => outputs,
                 Some(Err(error)) => return Outcome::failed(format!("{}: {error}", case.name)),
             };
-            comparisons.extend(judge_case(gate.kernel, case, &outputs, source.precision()));
+            comparisons.extend(judge_case(gate.id, case, &outputs, source.precision()));
         }
         summarise(comparisons)
     }

@@ -12,10 +12,10 @@ use std::collections::BTreeMap;
 
 use super::context::Context;
 use super::evidence::EvidenceSet;
-use super::kernels::{KERNEL_GATES, KernelFixtures};
+use super::kernels::KernelFixtures;
 use super::outcome::{Outcome, Verdict};
-use super::registry::{ORACLE_GATES, TEACHER_FORCING};
-use super::runner::{KERNELS, in_parallel, judge};
+use super::registry::{Gate, TEACHER_FORCING, of_subjects};
+use super::runner::{in_parallel, judge};
 use super::subject::SubjectSource;
 use k3_core::clauses::Clause;
 
@@ -108,20 +108,6 @@ pub struct Options {
     pub every_cell: bool,
 }
 
-/// Outcomes of the oracle gates, in their order.
-fn on_set(context: &Context<'_>, every_cell: bool) -> Vec<Outcome> {
-    let mut seen_by_teacher_forcing = false;
-    let outcome = |gate| {
-        if seen_by_teacher_forcing && !every_cell {
-            return Outcome::new(Verdict::NotSelected, "teacher forcing has seen it");
-        }
-        let outcome = caught(|| judge(gate, context));
-        seen_by_teacher_forcing |= gate.id == TEACHER_FORCING && outcome.verdict == Verdict::Fail;
-        outcome
-    };
-    ORACLE_GATES.iter().map(outcome).collect()
-}
-
 /// A mutant that stumbles over its own mistake has been seen: a panic is a red gate.
 pub(super) fn caught(run: impl FnOnce() -> Outcome) -> Outcome {
     std::panic::catch_unwind(std::panic::AssertUnwindSafe(run))
@@ -139,19 +125,20 @@ impl KillMatrix {
         options: Options,
         tick: &(dyn Fn() + Sync),
     ) -> Self {
-        let gates: Vec<String> = KERNEL_GATES
-            .iter()
-            .map(|gate| format!("{KERNELS}/{}", gate.kernel))
-            .chain(ORACLE_GATES.iter().map(|gate| format!("{}/{}", set.name, gate.id)))
-            .collect();
+        let gates: Vec<String> = of_subjects().map(|gate| gate.full_id(&set.name)).collect();
         let rows = in_parallel(options.threads, mutants.len(), |index| {
             let mutant = &mutants[index];
             let context = Context::new(set, mutant.source.as_ref(), options.mla_norm_eps);
-            let on_kernels = KERNEL_GATES
-                .iter()
-                .map(|gate| caught(|| kernels.judge(gate, mutant.source.as_ref())));
-            let mut outcomes: Vec<_> = on_kernels.collect();
-            outcomes.extend(on_set(&context, options.every_cell));
+            let mut is_seen = false;
+            let outcome = |gate: &Gate| {
+                if is_seen && !options.every_cell {
+                    return Outcome::new(Verdict::NotSelected, "teacher forcing has seen it");
+                }
+                let outcome = caught(|| judge(gate, kernels, &context));
+                is_seen |= gate.id == TEACHER_FORCING && outcome.verdict == Verdict::Fail;
+                outcome
+            };
+            let outcomes: Vec<Outcome> = of_subjects().map(outcome).collect();
             tick();
             let first_red = outcomes.iter().zip(&gates).find(|(o, _)| o.verdict == Verdict::Fail);
             MutantRow {

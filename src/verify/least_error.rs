@@ -12,11 +12,11 @@ use std::collections::BTreeMap;
 
 use super::context::Context;
 use super::evidence::EvidenceSet;
-use super::kernels::{KERNEL_GATES, KernelFixtures};
+use super::kernels::KernelFixtures;
 use super::kill_matrix::caught;
-use super::outcome::{Outcome, Verdict};
-use super::registry::{Gate, ORACLE_GATES};
-use super::runner::{KERNELS, in_parallel, judge};
+use super::outcome::Verdict;
+use super::registry::{Gate, of_subjects};
+use super::runner::{in_parallel, judge};
 use super::subjects;
 use k3_core::config::MLA_NORM_EPS;
 use k3_engine::model::mutants::perturbed::Site;
@@ -27,11 +27,6 @@ pub const TOP: i32 = 8;
 pub const BOTTOM: i32 = -52;
 /// Powers of two between neighbours of the scan.
 pub const STRIDE: i32 = 4;
-
-/// Oracle gates that judge numbers or what is chosen by them. The others judge what a loader does
-/// with names, shapes and damage, or compare a subject with itself.
-pub const GATES_OF_NUMBERS: [&str; 5] =
-    ["stages", "teacher-forcing", "teacher-forcing-long", "greedy", "incremental"];
 
 /// A gate that takes long, and the faster one whose answer is looked at first.
 const LOOKED_AT_FIRST: [(&str, &str); 2] =
@@ -82,16 +77,9 @@ pub struct LeastErrors {
     pub rows: Vec<SiteRow>,
 }
 
-/// A gate of either kind.
-#[derive(Clone, Copy)]
-enum Rung<'a> {
-    Kernel(&'a super::kernels::KernelGate),
-    Oracle(&'a Gate),
-}
-
-fn rungs() -> Vec<Rung<'static>> {
-    let oracle = ORACLE_GATES.iter().filter(|gate| GATES_OF_NUMBERS.contains(&gate.id));
-    KERNEL_GATES.iter().map(Rung::Kernel).chain(oracle.map(Rung::Oracle)).collect()
+/// The gates that judge numbers.
+fn gates_of_numbers() -> Vec<&'static Gate> {
+    of_subjects().filter(|gate| gate.numbers).collect()
 }
 
 impl LeastErrors {
@@ -105,14 +93,8 @@ impl LeastErrors {
         threads: usize,
         tick: &(dyn Fn() + Sync),
     ) -> Self {
-        let rungs = rungs();
-        let gates: Vec<String> = rungs
-            .iter()
-            .map(|rung| match rung {
-                Rung::Kernel(gate) => format!("{KERNELS}/{}", gate.kernel),
-                Rung::Oracle(gate) => format!("{}/{}", set.name, gate.id),
-            })
-            .collect();
+        let rungs = gates_of_numbers();
+        let gates: Vec<String> = rungs.iter().map(|gate| gate.full_id(&set.name)).collect();
         // Without an error every site is the same engine, so that one of them stands for all.
         let zero = sites.first().map(|site| subjects::perturbed(*site, 0.0));
         let red_at_zero = zero.map_or_else(Vec::new, |source| {
@@ -131,12 +113,7 @@ impl LeastErrors {
 }
 
 /// The row of one site.
-fn one_site(
-    kernels: &KernelFixtures,
-    set: &EvidenceSet,
-    site: Site,
-    rungs: &[Rung<'_>],
-) -> SiteRow {
+fn one_site(kernels: &KernelFixtures, set: &EvidenceSet, site: Site, rungs: &[&Gate]) -> SiteRow {
     let sources: BTreeMap<i32, _> = (BOTTOM..=TOP)
         .map(|exponent| {
             let delta = f64::from(exponent).exp2();
@@ -149,8 +126,8 @@ fn one_site(
         .collect();
     let mut cells: Vec<Least> = Vec::with_capacity(rungs.len());
     for rung in rungs {
-        let is_red = |exponent| red(kernels, &contexts[&exponent], *rung);
-        let near = looked_at_first(rungs, *rung).and_then(|place| cells[place].exponent());
+        let is_red = |exponent| red(kernels, &contexts[&exponent], rung);
+        let near = looked_at_first(rungs, rung).and_then(|place| cells[place].exponent());
         cells.push(match near {
             Some(near) => least_near(near, is_red),
             None => least(is_red),
@@ -160,21 +137,13 @@ fn one_site(
 }
 
 /// Place of the gate whose answer is looked at before this one is searched.
-fn looked_at_first(rungs: &[Rung<'_>], rung: Rung<'_>) -> Option<usize> {
-    let Rung::Oracle(gate) = rung else {
-        return None;
-    };
+fn looked_at_first(rungs: &[&Gate], gate: &Gate) -> Option<usize> {
     let (_, first) = LOOKED_AT_FIRST.iter().find(|(slow, _)| *slow == gate.id)?;
-    let is_first = |rung: &Rung<'_>| matches!(rung, Rung::Oracle(gate) if gate.id == *first);
-    rungs.iter().position(is_first)
+    rungs.iter().position(|gate| gate.id == *first)
 }
 
-fn red(kernels: &KernelFixtures, context: &Context<'_>, rung: Rung<'_>) -> bool {
-    let outcome: Outcome = caught(|| match rung {
-        Rung::Kernel(gate) => kernels.judge(gate, context.source),
-        Rung::Oracle(gate) => judge(gate, context),
-    });
-    outcome.verdict == Verdict::Fail
+fn red(kernels: &KernelFixtures, context: &Context<'_>, gate: &Gate) -> bool {
+    caught(|| judge(gate, kernels, context)).verdict == Verdict::Fail
 }
 
 /// Scans and bisects; `red` says whether a gate is red at δ = 2^exponent.

@@ -16,6 +16,7 @@ pub mod glob;
 pub mod kernel_bounds;
 pub mod kernels;
 pub mod kill_matrix;
+pub mod ladder;
 pub mod layers;
 pub mod least_error;
 pub mod noise_floor;
@@ -28,3 +29,7 @@ pub mod scale_out;
 pub mod subject;
 pub mod subjects;
 pub mod tensor_file;
+
+pub use k3_core::Precision;
+pub use ladder::Ladder;
+pub use subject::{Opening, Recomputed, Sequence, Subject, SubjectError, SubjectSource};

@@ -1,11 +1,11 @@
 //! What a gate says: a verdict, one line of summary, the records behind it.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 use k3_core::compare::Comparison;
 
-/// The verdict of one gate on one subject.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
+/// The verdict of one gate on one subject, of one layer, of one check of a file.
+#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Verdict {
     /// It ran and the subject conforms.
     #[serde(rename = "PASS")]
@@ -19,7 +19,7 @@ pub enum Verdict {
     /// It has no meaning here.
     #[serde(rename = "NOT APPLICABLE")]
     NotApplicable,
-    /// It was left out by `--only`.
+    /// It was left out by a pattern.
     #[serde(rename = "NOT SELECTED")]
     NotSelected,
 }

@@ -12,11 +12,11 @@ use std::collections::BTreeMap;
 use serde::{Deserialize, Serialize};
 
 use super::outcome::Verdict;
-use super::runner::Row;
 use super::subject::{Precision, SubjectSource};
+use crate::report::gates::GateRow;
 
 /// Growth at which a ratio fails.
-pub const GROWTH: f64 = 4.0;
+const GROWTH: f64 = 4.0;
 
 const SHIPPED: &str = include_str!("../../reports/ratchet.json");
 const SCHEMA: &str = "k3-verify/ratchet/1";
@@ -31,8 +31,7 @@ pub struct Ratchet {
 
 /// The ratio that one rounding of a tensor's largest value makes against the usual tolerance:
 /// 2^-53 over 1e-9 in f64, 2^-24 over 2e-3 in f32.
-#[must_use]
-pub fn one_rounding(precision: Precision) -> f64 {
+fn one_rounding(precision: Precision) -> f64 {
     match precision {
         Precision::F64 => 2f64.powi(-53) / 1e-9,
         _ => 2f64.powi(-24) / 2e-3,
@@ -68,14 +67,14 @@ fn part(gate: &str, comparison: &str) -> String {
 }
 
 /// The worst ratio of every part of a row; exact comparisons have none.
-fn ratios_of(row: &Row) -> BTreeMap<String, f64> {
+fn ratios_of(row: &GateRow) -> BTreeMap<String, f64> {
     let mut ratios: BTreeMap<String, f64> = BTreeMap::new();
     for comparison in &row.outcome.comparisons {
         let Some(ratio) = comparison.record.ratio else {
             continue;
         };
         let part = part(row.gate, &comparison.name);
-        let key = format!("{}@{} {part}", row.id(), row.subject);
+        let key = format!("{}@{} {part}", row.id, row.subject);
         let worst = ratios.entry(key.trim_end().to_owned()).or_default();
         *worst = worst.max(ratio);
     }
@@ -95,7 +94,7 @@ impl Ratchet {
 
     /// What the rows show now.
     #[must_use]
-    pub fn observed(rows: &[Row]) -> Self {
+    pub fn observed(rows: &[GateRow]) -> Self {
         let mut observed = Self { schema: SCHEMA.to_owned(), ratios: BTreeMap::new() };
         observed.extend(rows.iter().flat_map(ratios_of));
         observed
@@ -107,23 +106,31 @@ impl Ratchet {
         self.ratios.extend(ratios.map(|(key, ratio)| (key, rounded_up(ratio))));
     }
 
-    /// Turns rows red whose ratio has grown fourfold or was never recorded.
-    pub fn judge(&self, rows: &mut [Row], subjects: &[Box<dyn SubjectSource>]) {
+    /// The first ratio that has grown fourfold or was never recorded, in words.
+    #[must_use]
+    pub fn finding(
+        &self,
+        precision: Precision,
+        ratios: impl IntoIterator<Item = (String, f64)>,
+    ) -> Option<String> {
+        let floor = one_rounding(precision);
+        ratios.into_iter().find_map(|(key, ratio)| match self.ratios.get(&key) {
+            None => Some(format!("ratchet: {key} is at {ratio:.2e}, nothing is recorded")),
+            Some(before) if ratio > GROWTH * before.max(floor) => {
+                Some(format!("ratchet: {key} grew from {before:.2e} to {ratio:.2e} of its budget"))
+            }
+            Some(_) => None,
+        })
+    }
+
+    /// Turns rows red in which there is such a ratio.
+    pub fn judge(&self, rows: &mut [GateRow], subjects: &[Box<dyn SubjectSource>]) {
         for row in rows.iter_mut().filter(|row| row.outcome.verdict == Verdict::Pass) {
             let precision = subjects
                 .iter()
                 .find(|subject| subject.name() == row.subject)
                 .map_or(Precision::F64, |subject| subject.precision());
-            let floor = one_rounding(precision);
-            let grown =
-                ratios_of(row).into_iter().find_map(|(key, ratio)| match self.ratios.get(&key) {
-                    None => Some(format!("ratchet: {key} is at {ratio:.2e}, nothing is recorded")),
-                    Some(before) if ratio > GROWTH * before.max(floor) => Some(format!(
-                        "ratchet: {key} grew from {before:.2e} to {ratio:.2e} of its budget"
-                    )),
-                    Some(_) => None,
-                });
-            if let Some(line) = grown {
+            if let Some(line) = self.finding(precision, ratios_of(row)) {
                 row.outcome.verdict = Verdict::Fail;
                 row.outcome.summary = line;
             }
@@ -135,10 +142,11 @@ impl Ratchet {
 mod tests {
     use super::*;
     use crate::outcome::{NamedComparison, Outcome};
+    use crate::registry::LADDER;
     use crate::subjects;
     use k3_core::compare::{Budget, compare};
 
-    fn row(gate: &'static str, differences: &[(&str, f64)]) -> Row {
+    fn row(gate: &'static str, differences: &[(&str, f64)]) -> GateRow {
         let mut outcome = Outcome::judged(true, "fine");
         for (name, difference) in differences {
             outcome.comparisons.push(NamedComparison {
@@ -146,17 +154,11 @@ mod tests {
                 record: compare(&[*difference], &[0.0], &[1], &Budget::Absolute(1.0)),
             });
         }
-        Row {
-            set: "tiny".to_owned(),
-            gate,
-            what: "",
-            budget: "",
-            subject: "engine".to_owned(),
-            outcome,
-        }
+        let gate = LADDER.iter().find(|known| known.id == gate).unwrap();
+        GateRow::new(gate, "tiny", "engine", outcome)
     }
 
-    fn verdict(recorded: &Row, now: Row) -> (Verdict, String) {
+    fn verdict(recorded: &GateRow, now: GateRow) -> (Verdict, String) {
         let mut rows = [now];
         Ratchet::observed(std::slice::from_ref(recorded)).judge(&mut rows, &subjects::shipped());
         let [row] = rows;

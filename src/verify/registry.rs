@@ -1,26 +1,36 @@
 //! The ladder: every gate as a data record, in the order in which they are climbed.
+//!
+//! The list, the runner, the kill matrix, the least detectable errors and the reports all read this
+//! one table. A gate says what it is run on, what a subject has to offer for it and how it judges.
 
 use super::checks::{bind, damage, greedy, incremental, invariance, stages, teacher_forcing};
 use super::context::Context;
 use super::evidence::EvidenceSet;
+use super::fixtures::Fixtures;
 use super::outcome::Outcome;
+use super::runner::judge_fixtures;
+use super::subject::SubjectSource;
 
-/// A gate: what it looks at, what it allows, what it would catch, and the function that judges.
+/// A gate: what it reads, how far off is allowed, what it would catch, and how it judges.
 pub struct Gate {
-    /// Name of the gate; its full id is `SET/GATE`.
+    /// Name of the gate; [`Gate::full_id`] has the name of what it is run on before it.
     pub id: &'static str,
     /// What passes.
-    pub what: &'static str,
+    pub passes: &'static str,
     /// What it reads.
-    pub inputs: &'static str,
+    pub reads: &'static str,
     /// How far off is allowed, and where that number comes from.
-    pub budget: &'static str,
+    pub tolerance: &'static str,
     /// The kind of mistake it is there for.
     pub catches: &'static str,
-    /// Which sets it can be run on.
-    pub applies: fn(&EvidenceSet) -> Applies,
-    /// Judges one subject on one set.
-    pub check: fn(&Context<'_>) -> Outcome,
+    /// What a subject has to offer; it is not applicable to one that does not.
+    pub needs: Needs,
+    /// Whether it judges numbers or what is chosen by them, so that there is a least error that it
+    /// detects. The others judge what a loader does with names, shapes and damage, or compare a
+    /// subject with itself.
+    pub numbers: bool,
+    /// What it is run on, and how it judges there.
+    pub on: On,
 }
 
 impl std::fmt::Debug for Gate {
@@ -29,8 +39,91 @@ impl std::fmt::Debug for Gate {
     }
 }
 
+impl Gate {
+    /// `WHERE/GATE`, where a gate of the evidence sets is run on `set`.
+    #[must_use]
+    pub fn full_id(&self, set: &str) -> String {
+        format!("{}/{}", self.place(set), self.id)
+    }
+
+    /// The first half of its full id.
+    #[must_use]
+    pub fn place<'a>(&self, set: &'a str) -> &'a str {
+        match self.on {
+            On::Shipped(_) => "shipped",
+            On::Kernel => "kernels",
+            On::Set { .. } => set,
+        }
+    }
+}
+
+/// What a gate is run on, and how it judges there.
+#[derive(Debug, Clone, Copy)]
+pub enum On {
+    /// The fixture files themselves, without a subject.
+    Shipped(fn(&Fixtures) -> Outcome),
+    /// The fixtures of the kernel that has the gate's name, one subject at a time.
+    Kernel,
+    /// An evidence set, one subject at a time.
+    Set {
+        /// Whether it can be run on a set; if not, why.
+        applies: fn(&EvidenceSet) -> Applies,
+        /// Judges one subject on one set.
+        check: fn(&Context<'_>) -> Outcome,
+    },
+}
+
 /// Whether a gate can be run on a set; if not, why.
 pub type Applies = Result<(), &'static str>;
+
+/// What a gate needs of a subject. Logits every subject has, the rest it may offer
+/// ([`SubjectSource::offers`]).
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
+pub enum Needs {
+    /// No subject.
+    Nothing,
+    /// A single operation on the inputs of a fixture ([`SubjectSource::operation`]).
+    Operation,
+    /// Logits of any ids.
+    Logits,
+    /// Intermediate values, handed to the sink of a sequence.
+    Stages,
+    /// That it reads the checkpoint folder itself and refuses a damaged one by name.
+    Folder,
+    /// Equal bits however it is run, with carried state that can be taken out and put back.
+    Bits,
+}
+
+impl Needs {
+    /// Everything that a subject may offer beside logits.
+    pub const ALL: &'static [Self] = &[Self::Stages, Self::Folder, Self::Bits];
+
+    /// The word in the list of gates.
+    #[must_use]
+    pub fn word(self) -> &'static str {
+        match self {
+            Self::Nothing => "nothing",
+            Self::Operation => "the operation",
+            Self::Logits => "logits",
+            Self::Stages => "stages",
+            Self::Folder => "its own reader of the checkpoint folder",
+            Self::Bits => "equal bits",
+        }
+    }
+
+    /// Why a subject cannot be judged, if it does not offer this. Of operations it is asked one by
+    /// one.
+    #[must_use]
+    pub fn missing_in(self, source: &dyn SubjectSource) -> Option<&'static str> {
+        let reason = match self {
+            Self::Nothing | Self::Operation | Self::Logits => return None,
+            Self::Stages => "the subject shows no intermediate values",
+            Self::Folder => "the subject does not say what it refuses in a checkpoint",
+            Self::Bits => "the subject does not promise equal bits",
+        };
+        (!source.offers().contains(&self)).then_some(reason)
+    }
+}
 
 fn always(_set: &EvidenceSet) -> Applies {
     Ok(())
@@ -59,110 +152,202 @@ fn has_padded_log_decay(set: &EvidenceSet) -> Applies {
     has.then_some(()).ok_or("A_log has no padding at this shape")
 }
 
+const BITS: &str = "equal bits with the contract; an f64 subject within 1e-12 of the largest value";
+const BOUND: &str = "a bound per element that counts the contract's f32 roundings; an f64 subject \
+                     within 1e-12 of the largest value";
+
+macro_rules! kernel {
+    ($id:literal, $passes:literal, $tolerance:expr, $catches:literal) => {
+        Gate {
+            id: $id,
+            passes: $passes,
+            reads: concat!("fixtures/kernels/", $id, ".safetensors"),
+            tolerance: $tolerance,
+            catches: $catches,
+            needs: Needs::Operation,
+            numbers: true,
+            on: On::Kernel,
+        }
+    };
+}
+
 /// The gate on all logits of the full ids.
 pub const TEACHER_FORCING: &str = "teacher-forcing";
 
-/// The oracle gates, run on every evidence set.
-pub const ORACLE_GATES: [Gate; 11] = [
+/// The gates whose subject is a program: on the kernel fixtures, then on a set.
+pub fn of_subjects() -> impl Iterator<Item = &'static Gate> {
+    LADDER.iter().filter(|gate| !matches!(gate.on, On::Shipped(_)))
+}
+
+/// The gates on the kernel fixtures.
+pub fn of_kernels() -> impl Iterator<Item = &'static Gate> {
+    LADDER.iter().filter(|gate| matches!(gate.on, On::Kernel))
+}
+
+/// The gates on an evidence set.
+pub fn of_sets() -> impl Iterator<Item = &'static Gate> {
+    LADDER.iter().filter(|gate| matches!(gate.on, On::Set { .. }))
+}
+
+/// Every gate, in the order of the ladder: what ships, single operations, then set by set.
+pub const LADDER: &[Gate] = &[
+    Gate {
+        id: "fixtures",
+        passes: "every fixture file has the size and hash of the manifest",
+        reads: "fixtures/manifest.json and every file that it lists",
+        tolerance: "exact",
+        catches: "a fixture that was changed, cut or left out",
+        needs: Needs::Nothing,
+        numbers: false,
+        on: On::Shipped(judge_fixtures),
+    },
+    kernel!("mxfp4-decode", "all codes under all scale bytes", BITS, "nibble order, sign, scale 0"),
+    kernel!("bf16-widen", "BF16 patterns widen exactly", BITS, "flushed subnormals, a lost -0"),
+    kernel!("elementary", "exp, tanh, sigmoid", BOUND, "cancellation near 0, early saturation"),
+    kernel!("row-product", "the f64 sum of a row before rounding", BITS, "lanes, folds, tails"),
+    kernel!("weighted-sum", "a weighted sum of vectors", BITS, "blocked or f32 accumulation"),
+    kernel!("rms-norm", "RMSNorm", BITS, "a misplaced epsilon, another rounding point"),
+    kernel!("l2-norm", "l2norm", BITS, "mean for sum, a dropped epsilon"),
+    kernel!(
+        "convolution",
+        "causal convolution, SiLU, history",
+        BOUND,
+        "reversed taps, lost history"
+    ),
+    kernel!(
+        "kda-decay",
+        "log decay and decay",
+        BOUND,
+        "softplus, a bias outside, per-channel rates"
+    ),
+    kernel!(
+        "kda-steps",
+        "the delta rule over many steps",
+        BITS,
+        "order, transposed state, rounding"
+    ),
+    kernel!("gated-norm", "per-head norm, then the gate", BOUND, "gate before norm, SiLU gate"),
+    kernel!(
+        "softmax-sum",
+        "softmax-weighted sum",
+        BOUND,
+        "no maximum taken off, blocked rescaling"
+    ),
+    kernel!("mla-attention", "causal latent attention", BOUND, "scale, mask, halves of kv_b"),
+    kernel!("residual-mix", "attention-residual mix", BOUND, "raw keys, normed values"),
+    kernel!("router", "selection and weights", BOUND, "ties, bias in the weights, renormalisation"),
+    kernel!("situ", "SiTU", BOUND, "the capped gate in the logistic, a missing cap"),
+    kernel!("moe-sum", "the sum over experts", BITS, "order of arrival"),
     Gate {
         id: "bind",
-        what: "every tensor is bound or listed as unused by class; none is missing",
-        inputs: "the checkpoint's headers and config",
-        budget: "exact",
+        passes: "every tensor is bound or listed as unused by class; none is missing",
+        reads: "the checkpoint's headers and config",
+        tolerance: "exact",
         catches: "a misread layer map, a skipped or transposed tensor, another dtype",
-        applies: always,
-        check: bind::every_tensor,
+        needs: Needs::Folder,
+        numbers: false,
+        on: On::Set { applies: always, check: bind::every_tensor },
     },
     Gate {
         id: "refuse-missing-norm",
-        what: "a checkpoint without one latent expert norm is refused by name",
-        inputs: "a copy with the tensor renamed",
-        budget: "exact",
+        passes: "a checkpoint without one latent expert norm is refused by name",
+        reads: "a copy with the tensor renamed",
+        tolerance: "exact",
         catches: "a loader that computes on without a tensor it needs",
-        applies: no_twin,
-        check: damage::missing_norm,
+        needs: Needs::Folder,
+        numbers: false,
+        on: On::Set { applies: no_twin, check: damage::missing_norm },
     },
     Gate {
         id: "refuse-transposed-shape",
-        what: "a tensor of transposed shape is refused by name",
-        inputs: "a copy with the dimensions of b_proj exchanged",
-        budget: "exact",
+        passes: "a tensor of transposed shape is refused by name",
+        reads: "a copy with the dimensions of b_proj exchanged",
+        tolerance: "exact",
         catches: "a loader that compares element counts and not shapes",
-        applies: no_twin,
-        check: damage::transposed_shape,
+        needs: Needs::Folder,
+        numbers: false,
+        on: On::Set { applies: no_twin, check: damage::transposed_shape },
     },
     Gate {
         id: "refuse-log-decay-tail",
-        what: "an A_log whose padding is not zero is refused by name",
-        inputs: "a copy with one value behind the heads",
-        budget: "exact",
+        passes: "an A_log whose padding is not zero is refused by name",
+        reads: "a copy with one value behind the heads",
+        tolerance: "exact",
         catches: "a reader that slices off what it does not look at",
-        applies: has_padded_log_decay,
-        check: damage::log_decay_tail,
+        needs: Needs::Folder,
+        numbers: false,
+        on: On::Set { applies: has_padded_log_decay, check: damage::log_decay_tail },
     },
     Gate {
         id: "refuse-nan-scale",
-        what: "MXFP4 scale byte 255 is refused by name",
-        inputs: "a copy with that byte in every expert of the last layer",
-        budget: "exact",
+        passes: "MXFP4 scale byte 255 is refused by name",
+        reads: "a copy with that byte in every expert of the last layer",
+        tolerance: "exact",
         catches: "damage turned into zeros or large numbers in silence",
-        applies: no_twin,
-        check: damage::nan_scale,
+        needs: Needs::Folder,
+        numbers: false,
+        on: On::Set { applies: no_twin, check: damage::nan_scale },
     },
     Gate {
         id: "stages",
-        what: "every intermediate value the set has is right, in execution order",
-        inputs: "stage tensors, router ids and weights, layer outputs",
-        budget: "the set's tolerance, relative to each tensor's largest value; 1e-3 on layer \
+        passes: "every intermediate value the set has is right, in execution order",
+        reads: "stage tensors, router ids and weights, layer outputs",
+        tolerance: "the set's tolerance, relative to each tensor's largest value; 1e-3 on layer \
                  outputs and 5e-5 on routing weights that were made in f32",
         catches: "a wrong value that the logits forgive, and the place of one they do not",
-        applies: has_stages,
-        check: stages::against_answers,
+        needs: Needs::Stages,
+        numbers: true,
+        on: On::Set { applies: has_stages, check: stages::against_answers },
     },
     Gate {
         id: TEACHER_FORCING,
-        what: "argmax and every logit are right at all positions of the full ids",
-        inputs: "full_ids, logits.f64",
-        budget: "the set's tolerance for the subject's precision",
+        passes: "argmax and every logit are right at all positions of the full ids",
+        reads: "full_ids, logits.f64",
+        tolerance: "the set's tolerance for the subject's precision",
         catches: "any wrong clause of the forward pass",
-        applies: always,
-        check: teacher_forcing::full,
+        needs: Needs::Logits,
+        numbers: true,
+        on: On::Set { applies: always, check: teacher_forcing::full },
     },
     Gate {
         id: "teacher-forcing-long",
-        what: "the same on the long sequence",
-        inputs: "long_ids, long.logits.f64",
-        budget: "the set's tolerance for the subject's precision",
+        passes: "the same on the long sequence",
+        reads: "long_ids, long.logits.f64",
+        tolerance: "the set's tolerance for the subject's precision",
         catches: "what shows beyond the first chunk: a short cache, a cut history",
-        applies: has_long,
-        check: teacher_forcing::long,
+        needs: Needs::Logits,
+        numbers: true,
+        on: On::Set { applies: has_long, check: teacher_forcing::long },
     },
     Gate {
         id: "greedy",
-        what: "full recompute at every step chooses the set's greedy ids",
-        inputs: "prompt_ids, greedy_ids",
-        budget: "exact",
+        passes: "full recompute at every step chooses the set's greedy ids",
+        reads: "prompt_ids, greedy_ids",
+        tolerance: "exact",
         catches: "state that leaks from one sequence into the next",
-        applies: always,
-        check: greedy::full_recompute,
+        needs: Needs::Logits,
+        numbers: true,
+        on: On::Set { applies: always, check: greedy::full_recompute },
     },
     Gate {
         id: "incremental",
-        what: "carried state chooses the greedy ids, with logits equal to recompute in bits",
-        inputs: "prompt_ids, greedy_ids, long_ids",
-        budget: "equal bits",
+        passes: "carried state chooses the greedy ids, with logits equal to recompute in bits",
+        reads: "prompt_ids, greedy_ids, long_ids",
+        tolerance: "equal bits",
         catches: "state that is lost, stale, or of another place",
-        applies: no_twin,
-        check: incremental::carried_state,
+        needs: Needs::Logits,
+        numbers: true,
+        on: On::Set { applies: no_twin, check: incremental::carried_state },
     },
     Gate {
         id: "invariance",
-        what: "equal bits over kernel paths, threads, chunks, rings, caches, interleaving, state",
-        inputs: "full_ids",
-        budget: "equal bits",
+        passes: "equal bits over kernel paths, threads, chunks, rings, caches, interleaving, state",
+        reads: "full_ids",
+        tolerance: "equal bits",
         catches: "sums split over threads, chunk borders, slots given out twice, stale reads, \
                   state of another sequence",
-        applies: no_twin,
-        check: invariance::however_run,
+        needs: Needs::Bits,
+        numbers: false,
+        on: On::Set { applies: no_twin, check: invariance::however_run },
     },
 ];

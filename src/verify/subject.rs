@@ -10,6 +10,7 @@ use std::path::Path;
 use thiserror::Error;
 
 use crate::kernels::Tensors;
+use crate::registry::Needs;
 pub use k3_core::Precision;
 use k3_core::config::RawConfig;
 use k3_core::stages::StageSink;
@@ -110,16 +111,17 @@ pub trait SubjectSource: Sync {
     ///
     /// [`SubjectError::Refused`] when the checkpoint does not bind.
     fn open(&self, model: Opening<'_>) -> Result<Box<dyn Subject>, SubjectError>;
-    /// Runs one operation on the inputs of a kernel fixture.
-    fn operation(&self, case: KernelCase<'_>) -> Answer;
+    /// What it offers beside logits; gates that need something else are NOT APPLICABLE to it.
+    fn offers(&self) -> &[Needs] {
+        &[]
+    }
+    /// Runs one operation on the inputs of a kernel fixture; `None` where it has none of that name.
+    fn operation(&self, _case: KernelCase<'_>) -> Answer {
+        None
+    }
     /// Other ways to run it (threads, chunks, kernel paths); none where there is no choice.
     fn variants(&self) -> Vec<Variant> {
         Vec::new()
-    }
-    /// Whether it yields logits and ids and nothing else: no stages, no word about a checkpoint
-    /// that it refuses, no bits that are promised to be equal.
-    fn logits_only(&self) -> bool {
-        false
     }
     /// The same with every combination of the factors, which takes minutes.
     fn exhaustive_variants(&self) -> Vec<Variant> {
@@ -180,9 +182,60 @@ pub trait Sequence {
     fn set_state(&mut self, _state: Box<dyn Any>) {}
 }
 
+/// An opened engine of which nothing but logits can be had, and a sequence of it: `logits` gives
+/// those of any ids from an empty state. No state is carried, every feed computes everything that
+/// was fed so far.
+#[derive(Debug)]
+pub struct Recomputed<F> {
+    vocabulary: usize,
+    logits: F,
+    fed: Vec<u32>,
+}
+
+impl<F, T> Recomputed<F>
+where
+    F: Fn(&[u32]) -> Result<Vec<T>, SubjectError>,
+{
+    /// With one row of `vocabulary` logits per id.
+    pub fn new(vocabulary: usize, logits: F) -> Self {
+        Self { vocabulary, logits, fed: Vec::new() }
+    }
+}
+
+impl<F, T> Subject for Recomputed<F>
+where
+    F: Fn(&[u32]) -> Result<Vec<T>, SubjectError> + Send + Sync,
+    T: Into<f64>,
+{
+    fn sequence(&self) -> Box<dyn Sequence + '_> {
+        Box::new(Recomputed::new(self.vocabulary, &self.logits))
+    }
+}
+
+impl<F, T> Sequence for Recomputed<F>
+where
+    F: Fn(&[u32]) -> Result<Vec<T>, SubjectError>,
+    T: Into<f64>,
+{
+    fn feed(&mut self, ids: &[u32], _sink: &mut dyn StageSink) -> Result<Logits, SubjectError> {
+        self.fed.extend_from_slice(ids);
+        let all = (self.logits)(&self.fed)?;
+        let (rows, vocabulary) = (self.fed.len(), self.vocabulary);
+        if all.len() != rows * vocabulary {
+            let got = all.len();
+            let problem = format!("expected {rows} x {vocabulary} logits, got {got} values");
+            return Err(SubjectError::Failed(problem));
+        }
+        let skip = (rows - ids.len()) * vocabulary;
+        let values = all.into_iter().skip(skip).map(Into::into).collect();
+        Ok(Logits { rows: ids.len(), vocabulary, values })
+    }
+}
+
 #[cfg(test)]
 mod tests {
-    use super::argmax;
+    use super::{Recomputed, Subject as _, argmax};
+    use k3_core::stages::NoStages;
 
     /// A NaN compares false with everything: a plain loop would return id 0 or skip it.
     #[test]
@@ -192,5 +245,13 @@ mod tests {
         assert_eq!(argmax(&[]), None);
         assert_eq!(argmax(&[1.0, f64::NAN]), None);
         assert_eq!(argmax(&[1.0, f64::INFINITY]), None);
+    }
+
+    /// A row left out must not shift the others.
+    #[test]
+    fn a_wrong_number_of_logits_is_an_error() {
+        let subject = Recomputed::new(2, |ids: &[u32]| Ok(vec![0.0_f32; ids.len() * 2 - 1]));
+        let error = subject.sequence().feed(&[1, 2], &mut NoStages).unwrap_err();
+        assert_eq!(error.to_string(), "expected 2 x 2 logits, got 3 values");
     }
 }

@@ -2,13 +2,14 @@
 //!
 //! Reports keep these values in one object, so that two reports can be compared without it.
 
-use serde::Serialize;
+use serde::{Deserialize, Serialize};
 
 /// The volatile part of a report.
-#[derive(Debug, Clone, PartialEq, Serialize)]
+#[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
+#[serde(default)]
 pub struct Provenance {
     /// Version of this program.
-    pub version: &'static str,
+    pub version: String,
     /// Operating system and processor architecture.
     pub platform: String,
     /// Worker threads.
@@ -24,7 +25,7 @@ impl Provenance {
     #[must_use]
     pub fn since(start: std::time::Instant, threads: usize, inputs: Vec<String>) -> Self {
         Self {
-            version: env!("CARGO_PKG_VERSION"),
+            version: env!("CARGO_PKG_VERSION").to_owned(),
             platform: format!("{} {}", std::env::consts::OS, std::env::consts::ARCH),
             threads,
             seconds: start.elapsed().as_secs_f64(),

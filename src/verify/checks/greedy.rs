@@ -9,6 +9,9 @@ use crate::subject::{Generation, SubjectError};
 #[must_use]
 pub fn full_recompute(context: &Context<'_>) -> Outcome {
     let set = context.set;
+    if let Some(outcome) = context.unfit(&set.full.ids) {
+        return outcome;
+    }
     if let Some(generation) = context.generation() {
         return own_decoding(&set.greedy_ids, generation);
     }

@@ -5,7 +5,8 @@
 //! and after the usual chunk lengths of 64 and 128.
 
 use crate::context::Context;
-use crate::outcome::{NamedComparison, Outcome};
+use crate::outcome::{NamedComparison, Outcome, Verdict};
+use crate::registry::Needs;
 use crate::subject::{Generation, Logits, SubjectError};
 use k3_core::compare::{Budget, compare};
 use k3_core::stages::NoStages;
@@ -17,9 +18,18 @@ const PIECES: [usize; 7] = [1, 2, 60, 1, 1, 62, 2];
 /// Runs the gate.
 #[must_use]
 pub fn carried_state(context: &Context<'_>) -> Outcome {
-    let judged = match context.generation() {
-        Some(generation) => generation.and_then(|generation| own_decoding(context, generation)),
-        None => decode(context),
+    if let Some(outcome) = context.unfit(&context.set.full.ids) {
+        return outcome;
+    }
+    let judged = match (context.generation(), Needs::Bits.missing_in(context.source)) {
+        (Some(generation), _) => {
+            generation.and_then(|generation| own_decoding(context, generation))
+        }
+        (None, None) => decode(context),
+        (None, Some(reason)) => {
+            let reason = format!("{reason} and does not decode on its own");
+            return Outcome::new(Verdict::NotApplicable, reason);
+        }
     };
     match judged {
         Ok(outcome) => outcome,

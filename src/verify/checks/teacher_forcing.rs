@@ -5,6 +5,7 @@ use crate::context::Context;
 use crate::diagnosis;
 use crate::evidence::{RouterAnswers, TeacherForced};
 use crate::outcome::{Information, NamedComparison, Outcome, Verdict};
+use crate::registry::Needs;
 use crate::subject::{Logits, SubjectError};
 use k3_core::compare::{Budget, compare};
 use k3_core::stages::{Stage, StageDump, StageKey, StageSink, StageTensor, StageValues};
@@ -12,10 +13,13 @@ use k3_core::stages::{Stage, StageDump, StageKey, StageSink, StageTensor, StageV
 /// The full ids (prompt and greedy ids) against `logits.f64`.
 #[must_use]
 pub fn full(context: &Context<'_>) -> Outcome {
+    if let Some(outcome) = context.unfit(&context.set.full.ids) {
+        return outcome;
+    }
     let mut outcome = judge(context, "logits.f64", &context.set.full, context.full_logits());
     if let Ok(logits) = context.full_logits() {
         outcome.information = beside(context, logits);
-        if outcome.verdict == Verdict::Fail && context.source.logits_only() {
+        if outcome.verdict == Verdict::Fail && hides_stages(context) {
             outcome.details = diagnosis::lines(context, logits);
         }
     }
@@ -28,11 +32,14 @@ pub fn long(context: &Context<'_>) -> Outcome {
     let Some(long) = &context.set.long else {
         return Outcome::failed("the set has no long sequence");
     };
+    if let Some(outcome) = context.unfit(&long.ids) {
+        return outcome;
+    }
     let mut outcome = judge(context, "long.logits.f64", long, context.long_logits());
     let (Some(ids), Some(router)) = (&context.set.long_router_ids, &context.set.router) else {
         return outcome;
     };
-    if outcome.verdict == Verdict::Pass && !context.source.logits_only() {
+    if outcome.verdict == Verdict::Pass && !hides_stages(context) {
         match router_choices(context, &long.ids) {
             Ok(dump) => {
                 let choices = long_router_ids(router, ids, long.ids.len(), &dump);
@@ -46,6 +53,10 @@ pub fn long(context: &Context<'_>) -> Outcome {
         }
     }
     outcome
+}
+
+fn hides_stages(context: &Context<'_>) -> bool {
+    Needs::Stages.missing_in(context.source).is_some()
 }
 
 fn router_choices(context: &Context<'_>, ids: &[u32]) -> Result<StageDump, SubjectError> {

@@ -6,10 +6,9 @@ use std::sync::OnceLock;
 use super::Template;
 use super::launch::{LaunchError, Output, launch};
 use crate::subject::{
-    Answer, Generation, KernelCase, Logits, Opening, Sequence, Subject, SubjectError, SubjectSource,
+    Generation, Logits, Opening, Recomputed, Sequence, Subject, SubjectError, SubjectSource,
 };
 use k3_core::Precision;
-use k3_core::stages::StageSink;
 
 /// Name in reports.
 const NAME: &str = "engine-cmd";
@@ -39,14 +38,6 @@ impl SubjectSource for EngineCommand {
             vocabulary: model.config.vocab_size,
             form: OnceLock::new(),
         }))
-    }
-
-    fn operation(&self, _case: KernelCase<'_>) -> Answer {
-        None
-    }
-
-    fn logits_only(&self) -> bool {
-        true
     }
 }
 
@@ -122,7 +113,7 @@ impl OnCheckpoint {
 
 impl Subject for OnCheckpoint {
     fn sequence(&self) -> Box<dyn Sequence + '_> {
-        Box::new(Relaunched { command: self, fed: Vec::new() })
+        Box::new(Recomputed::new(self.vocabulary, |ids: &[u32]| self.logits_of(ids)))
     }
 
     fn generate(&self, prompt: &[u32], count: usize) -> Option<Result<Generation, SubjectError>> {
@@ -160,21 +151,5 @@ impl OnCheckpoint {
                 values: output.logits[range].to_vec(),
             },
         })
-    }
-}
-
-/// Keeps nothing but the ids: the command is launched on all of them again.
-struct Relaunched<'a> {
-    command: &'a OnCheckpoint,
-    fed: Vec<u32>,
-}
-
-impl Sequence for Relaunched<'_> {
-    fn feed(&mut self, ids: &[u32], _sink: &mut dyn StageSink) -> Result<Logits, SubjectError> {
-        self.fed.extend_from_slice(ids);
-        let all = self.command.logits_of(&self.fed)?;
-        let vocabulary = self.command.vocabulary;
-        let skip = (self.fed.len() - ids.len()) * vocabulary;
-        Ok(Logits { rows: ids.len(), vocabulary, values: all[skip..].to_vec() })
     }
 }

@@ -12,7 +12,8 @@ use std::sync::Arc;
 
 use super::judge::{element_of, verdict};
 use super::subject::rows_of;
-use crate::report::layers::{LayerRow, Repeated, StageRow, Verdict};
+use crate::outcome::Verdict;
+use crate::report::layers::{LayerRow, Repeated, StageRow};
 use k3_checkpoint::Checkpoint;
 use k3_core::compare::{Budget, Comparison, compare};
 use k3_core::stages::{Stage, StageDump, StageKey, StageTensor, StageValues};

@@ -13,7 +13,8 @@
 use std::sync::{Mutex, PoisonError};
 
 use crate::glob::Glob;
-use crate::report::layers::{Chained, Element, LayerRow, StageRow, Verdict};
+use crate::outcome::Verdict;
+use crate::report::layers::{Chained, Element, LayerRow, StageRow};
 use k3_core::Precision;
 use k3_core::compare::{Budget, Comparison, Extreme, compare};
 use k3_core::config::RawConfig;

@@ -6,9 +6,10 @@
 //! second.
 
 use crate::fixtures::Fixtures;
-use crate::kernels::{KERNEL_GATES, KernelFixtures};
-use crate::outcome::{Outcome, Verdict as GateVerdict};
-use crate::report::layers::{LayerRow, StageRow, Verdict};
+use crate::kernels::KernelFixtures;
+use crate::outcome::{Outcome, Verdict};
+use crate::registry::of_kernels;
+use crate::report::layers::{LayerRow, StageRow};
 use crate::runner::shipped_kernels;
 use crate::subjects::of_operations;
 use k3_engine::model::Operations;
@@ -27,8 +28,8 @@ pub fn judge<O: Operations + ?Sized>(operations: &O) -> LayerRow {
 #[must_use]
 pub fn judge_on<O: Operations + ?Sized>(kernels: &KernelFixtures, operations: &O) -> LayerRow {
     let source = of_operations(operations);
-    let outcomes = KERNEL_GATES.iter().map(|gate| (gate.kernel, kernels.judge(gate, &source)));
-    let known = outcomes.filter(|(_, outcome)| outcome.verdict != GateVerdict::NotApplicable);
+    let outcomes = of_kernels().map(|gate| (gate.id, kernels.judge(gate, &source)));
+    let known = outcomes.filter(|(_, outcome)| outcome.verdict != Verdict::NotApplicable);
     let stages: Vec<StageRow> = known.map(|(kernel, outcome)| stage(kernel, &outcome)).collect();
     let has = |verdict| stages.iter().any(|stage| stage.verdict == verdict);
     let verdict = if has(Verdict::Fail) {
@@ -45,11 +46,7 @@ const PLACE: &str = "kernels";
 
 fn stage(kernel: &str, outcome: &Outcome) -> StageRow {
     let records = || outcome.comparisons.iter().map(|named| &named.record);
-    let verdict = match outcome.verdict {
-        GateVerdict::Pass => Verdict::Pass,
-        GateVerdict::Fail => Verdict::Fail,
-        _ => Verdict::NotRun,
-    };
+    let verdict = outcome.verdict;
     let is_finite = |ratio: &f64| ratio.is_finite();
     StageRow {
         stage: kernel.to_owned(),

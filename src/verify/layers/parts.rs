@@ -10,7 +10,8 @@ use std::str::FromStr;
 use thiserror::Error;
 
 use super::sources::Sources;
-use crate::report::layers::{LayerRow, LayersProvenance, LayersReport, Part, Question, Verdict};
+use crate::outcome::Verdict;
+use crate::report::layers::{LayerRow, LayersProvenance, LayersReport, Part, Question};
 
 /// Why parts cannot be joined.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
@@ -163,12 +164,13 @@ pub fn merge(mut parts: Vec<(String, LayersReport)>) -> Result<LayersReport, Mer
         whole.rows.extend(report.rows);
         whole.outstanding.extend(report.outstanding);
         let provenance = report.provenance;
-        whole.provenance.seconds += provenance.seconds;
+        whole.provenance.run.seconds += provenance.run.seconds;
         whole.provenance.row_seconds.extend(provenance.row_seconds);
-        whole.provenance.platform = provenance.platform;
+        whole.provenance.run.version = provenance.run.version;
+        whole.provenance.run.platform = provenance.run.platform;
         whole.provenance.kernel_path = provenance.kernel_path;
         whole.provenance.again = provenance.again;
-        whole.provenance.inputs.push(file);
+        whole.provenance.run.inputs.push(file);
     }
     whole.conclude();
     Ok(whole)
@@ -178,8 +180,8 @@ pub fn merge(mut parts: Vec<(String, LayersReport)>) -> Result<LayersReport, Mer
 fn badness(kernels: Option<&LayerRow>) -> u8 {
     match kernels.map(|row| row.verdict) {
         None | Some(Verdict::Pass) => 0,
-        Some(Verdict::NotRun | Verdict::NotSelected) => 1,
         Some(Verdict::Fail) => 2,
+        Some(_) => 1,
     }
 }
 

@@ -17,8 +17,9 @@ use super::sources::{Sources, sources};
 use super::subject::EngineSubject;
 use crate::evidence::EvidenceSet;
 use crate::fixtures::{Fixtures, embedded_configs};
-use crate::ratchet::{GROWTH, Ratchet, one_rounding};
-use crate::report::layers::{LayerRow, Question, StageRow, Verdict};
+use crate::outcome::Verdict;
+use crate::ratchet::Ratchet;
+use crate::report::layers::{LayerRow, Question, StageRow};
 use crate::runner::{SetState, shipped_sets};
 use crate::subject::Precision;
 use k3_checkpoint::{Checkpoint, ModelShape};
@@ -90,18 +91,10 @@ impl Recorded {
 
     /// Turns stages red whose ratio has grown fourfold or was never recorded.
     pub fn judge(&self, row: &mut LayerRow) {
-        let floor = one_rounding(Precision::F32);
         for stage in &mut row.stages {
             let ratios = ratios_of(&self.name, row.layer, stage);
-            let grown =
-                ratios.into_iter().find_map(|(key, ratio)| match self.ratchet.ratios.get(&key) {
-                    None => Some(format!("ratchet: {key} is at {ratio:.2e}, nothing is recorded")),
-                    Some(before) if ratio > GROWTH * before.max(floor) => Some(format!(
-                        "ratchet: {key} grew from {before:.2e} to {ratio:.2e} of its budget"
-                    )),
-                    Some(_) => None,
-                });
-            if let (Some(line), Verdict::Pass) = (grown, stage.verdict) {
+            let finding = self.ratchet.finding(Precision::F32, ratios);
+            if let (Some(line), Verdict::Pass) = (finding, stage.verdict) {
                 stage.verdict = Verdict::Fail;
                 stage.problem = Some(line);
                 row.verdict = Verdict::Fail;

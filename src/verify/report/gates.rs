@@ -1,14 +1,15 @@
 //! The report of the ladder: schema and text.
 
 use k3_core::choice::Choice as _;
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 
 use serde::Serialize;
 
 use crate::evidence::EvidenceSet;
 use crate::noise_floor::FACTOR;
 use crate::outcome::{Outcome, Verdict};
-use crate::runner::{Row, SetState};
+use crate::registry::Gate;
+use crate::runner::SetState;
 use k3_core::Precision;
 use k3_core::exit::Exit;
 use k3_core::host::provenance::Provenance;
@@ -93,13 +94,13 @@ pub struct GateRow {
     /// Name of the set.
     pub set: String,
     /// Name of the gate.
-    pub gate: String,
+    pub gate: &'static str,
     /// Name of the subject.
     pub subject: String,
     /// What passes.
-    pub what: String,
+    pub what: &'static str,
     /// How far off is allowed and why.
-    pub basis: String,
+    pub basis: &'static str,
     /// The outcome.
     #[serde(flatten)]
     pub outcome: Outcome,
@@ -142,24 +143,44 @@ impl SetSummary {
 }
 
 impl GateRow {
-    /// A row as the runner yields it.
+    /// What came of a gate on a set, with one subject.
     #[must_use]
-    pub fn of(row: Row) -> Self {
+    pub fn new(gate: &Gate, set: &str, subject: &str, outcome: Outcome) -> Self {
         Self {
-            id: row.id(),
-            set: row.set,
-            gate: row.gate.to_owned(),
-            subject: row.subject,
-            what: row.what.to_owned(),
-            basis: row.budget.to_owned(),
-            outcome: row.outcome,
+            id: gate.full_id(set),
+            set: gate.place(set).to_owned(),
+            gate: gate.id,
+            subject: subject.to_owned(),
+            what: gate.passes,
+            basis: gate.tolerance,
+            outcome,
         }
+    }
+
+    /// The lines of the row, its id and its subject so wide.
+    fn write_text(&self, text: &mut String, [id_width, subject_width]: [usize; 2]) -> fmt::Result {
+        let outcome = &self.outcome;
+        writeln!(
+            text,
+            "{:<14}  {:<id_width$}  {:<subject_width$}  {}",
+            outcome.verdict.word(),
+            self.id,
+            self.subject,
+            outcome.summary
+        )?;
+        for near in &outcome.information {
+            writeln!(text, "{:>14}  beside {}: {:.3e}", "", near.name, near.max_abs)?;
+        }
+        for line in &outcome.details {
+            writeln!(text, "{:>14}  {line}", "")?;
+        }
+        Ok(())
     }
 }
 
 impl Counts {
     /// Counts rows by verdict.
-    pub fn of<'a>(verdicts: impl Iterator<Item = &'a Verdict>) -> Self {
+    pub fn of(verdicts: impl Iterator<Item = Verdict>) -> Self {
         let mut counts = Self::default();
         for verdict in verdicts {
             match verdict {
@@ -188,14 +209,57 @@ impl Counts {
 }
 
 impl GateReport {
-    /// The verdict in words.
+    /// The report on rows that are judged; `counts` has those that are left out of it as well.
     #[must_use]
-    pub fn verdict_of(exit: Exit) -> &'static str {
-        match exit {
+    pub(crate) fn new(
+        subjects: Vec<String>,
+        parameters: Parameters,
+        counts: Counts,
+        sets: Vec<SetSummary>,
+        gates: Vec<GateRow>,
+        provenance: Provenance,
+    ) -> Self {
+        let exit = counts.exit();
+        let verdict = match exit {
             Exit::Conforms => "CONFORMS",
             Exit::Disagrees => "DOES NOT CONFORM",
             _ => "INCOMPLETE",
+        };
+        let exit_code = exit.code();
+        let schema = SCHEMA;
+        Self { schema, verdict, exit_code, subjects, parameters, counts, sets, gates, provenance }
+    }
+
+    /// What the process ends with.
+    #[must_use]
+    pub fn exit(&self) -> Exit {
+        self.counts.exit()
+    }
+
+    /// Whether something was judged, all of it conforms and nothing was left unjudged.
+    #[must_use]
+    pub fn conforms(&self) -> bool {
+        self.exit() == Exit::Conforms
+    }
+
+    /// For tests.
+    ///
+    /// # Panics
+    ///
+    /// When it does not conform, with the line of every gate that failed or did not run.
+    #[track_caller]
+    pub fn assert_conforms(&self) {
+        if self.conforms() {
+            return;
         }
+        let mut lines = String::new();
+        let is_bad =
+            |row: &&GateRow| matches!(row.outcome.verdict, Verdict::Fail | Verdict::NotRun);
+        for row in self.gates.iter().filter(is_bad) {
+            // Writing to a String cannot fail.
+            let _ = row.write_text(&mut lines, [0, 0]);
+        }
+        panic!("{}: {}\n{lines}", self.verdict, self.subjects.join(", "));
     }
 
     /// The report as text.
@@ -207,7 +271,7 @@ impl GateReport {
         text
     }
 
-    fn write_text(&self, text: &mut String) -> std::fmt::Result {
+    fn write_text(&self, text: &mut String) -> fmt::Result {
         writeln!(
             text,
             "k3-verify gates: is this what Kimi K3 computes? Judged: {}",
@@ -237,21 +301,7 @@ impl GateReport {
         let id_width = self.gates.iter().map(|row| row.id.len()).max().unwrap_or(0);
         let subject_width = self.gates.iter().map(|row| row.subject.len()).max().unwrap_or(0);
         for row in &self.gates {
-            let outcome = &row.outcome;
-            writeln!(
-                text,
-                "{:<14}  {:<id_width$}  {:<subject_width$}  {}",
-                outcome.verdict.word(),
-                row.id,
-                row.subject,
-                outcome.summary
-            )?;
-            for near in &outcome.information {
-                writeln!(text, "{:>14}  beside {}: {:.3e}", "", near.name, near.max_abs)?;
-            }
-            for line in &outcome.details {
-                writeln!(text, "{:>14}  {line}", "")?;
-            }
+            row.write_text(text, [id_width, subject_width])?;
         }
         let counts = self.counts;
         writeln!(
@@ -263,7 +313,7 @@ impl GateReport {
     }
 }
 
-fn write_set(text: &mut String, set: &SetSummary) -> std::fmt::Result {
+fn write_set(text: &mut String, set: &SetSummary) -> fmt::Result {
     match (&set.layers, &set.ids) {
         (Some([layers, kda, mla]), Some([prompt, greedy, long])) => {
             write!(text, "set {}: {layers} layers ({kda} KDA, {mla} MLA), ", set.name)?;

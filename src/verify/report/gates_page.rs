@@ -143,7 +143,7 @@ fn basis(page: &mut Page, report: &GateReport) {
     let mut basis: Vec<Vec<String>> = Vec::new();
     for row in &report.gates {
         if basis.iter().all(|line| line[0] != row.gate) {
-            basis.push(texts(&[&row.gate, &row.what, &row.basis]));
+            basis.push(texts(&[row.gate, row.what, row.basis]));
         }
     }
     page.table(&texts(&["gate", "passes when", "budget"]), &basis);

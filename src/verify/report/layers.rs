@@ -8,39 +8,11 @@ use std::fmt::{self, Write as _};
 use serde::{Deserialize, Serialize};
 
 use crate::layers::sources::Sources;
+use crate::outcome::Verdict;
+use k3_core::host::provenance::Provenance;
 
 /// Schema name and version of the JSON report.
 pub const SCHEMA: &str = "k3-verify/layers/1";
-
-/// A verdict as it stands in the report.
-#[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize, Deserialize)]
-pub enum Verdict {
-    /// Within its budgets.
-    #[serde(rename = "PASS")]
-    Pass,
-    /// Beyond one.
-    #[serde(rename = "FAIL")]
-    Fail,
-    /// It should have been compared and could not.
-    #[serde(rename = "NOT RUN")]
-    NotRun,
-    /// None of its stages was asked for.
-    #[serde(rename = "NOT SELECTED")]
-    NotSelected,
-}
-
-impl Verdict {
-    /// The word.
-    #[must_use]
-    pub fn word(self) -> &'static str {
-        match self {
-            Self::Pass => "PASS",
-            Self::Fail => "FAIL",
-            Self::NotRun => "NOT RUN",
-            Self::NotSelected => "NOT SELECTED",
-        }
-    }
-}
 
 /// An element with its place; values that are not finite are absent.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -257,20 +229,15 @@ pub struct Part {
 /// Everything that differs from run to run.
 #[derive(Debug, Clone, PartialEq, Default, Serialize, Deserialize)]
 pub struct LayersProvenance {
-    /// Operating system and processor architecture.
-    pub platform: String,
-    /// Worker threads.
-    pub threads: usize,
+    /// What every report has.
+    #[serde(flatten)]
+    pub run: Provenance,
     /// Kernel path in use.
     pub kernel_path: String,
-    /// Wall time in seconds.
-    pub seconds: f64,
     /// Seconds of each row, by its name.
     pub row_seconds: BTreeMap<String, f64>,
     /// Rows taken over from a journal.
     pub resumed_rows: usize,
-    /// Input paths as typed.
-    pub inputs: Vec<String>,
     /// How layers were computed again; empty for a dump.
     #[serde(skip_serializing_if = "String::is_empty", default)]
     pub again: String,

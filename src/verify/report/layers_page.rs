@@ -1,6 +1,7 @@
 //! The report of `layers` drawn: heat map and page.
 
-use super::layers::{LayerRow, LayersReport, Verdict, row_name};
+use super::layers::{LayerRow, LayersReport, row_name};
+use crate::outcome::Verdict;
 use k3_core::stages::Stage;
 use k3_render::html::Page;
 use k3_render::svg::{HeatMap, PlotError, heat_map};

@@ -1,13 +1,18 @@
 //! The report of the least detectable errors: schema and text.
 
 use std::fmt::Write as _;
+use std::time::Instant;
 
 use serde::Serialize;
 
-use crate::least_error::{BOTTOM, GATES_OF_NUMBERS, Least, LeastErrors, SiteRow, TOP};
+use crate::evidence::EvidenceSet;
+use crate::kernels::KernelFixtures;
+use crate::least_error::{BOTTOM, Least, LeastErrors, SiteRow, TOP};
+use crate::registry::of_sets;
 use k3_core::clauses;
 use k3_core::exit::Exit;
 use k3_core::host::provenance::Provenance;
+use k3_engine::model::mutants::perturbed::Site;
 
 /// Schema name and version of the JSON report.
 pub const SCHEMA: &str = "k3-verify/least-error/1";
@@ -113,9 +118,17 @@ impl SiteLine {
 }
 
 impl LeastErrorReport {
-    /// Puts the report together.
+    /// Searches the sites on the kernel fixtures and a set; `tick` is called after each.
     #[must_use]
-    pub fn new(set: &str, table: &LeastErrors, provenance: Provenance) -> Self {
+    pub fn run(
+        kernels: &KernelFixtures,
+        set: &EvidenceSet,
+        sites: &[Site],
+        threads: usize,
+        tick: &(dyn Fn() + Sync),
+    ) -> Self {
+        let start = Instant::now();
+        let table = LeastErrors::run(kernels, set, sites, threads, tick);
         let gates = table.gates.iter().enumerate().map(|(place, id)| {
             let seen = table
                 .rows
@@ -136,13 +149,13 @@ impl LeastErrorReport {
         let mut report = Self {
             schema: SCHEMA,
             exit_code: 0,
-            set: set.to_owned(),
+            set: set.name.clone(),
             exponents: [TOP, BOTTOM],
             gates: gates.collect(),
             red_at_zero: table.red_at_zero.clone(),
             sites: table.rows.iter().map(|row| SiteLine::of(row, &table.gates)).collect(),
             clauses_without_site: without.collect(),
-            provenance,
+            provenance: Provenance::since(start, threads, Vec::new()),
         };
         report.exit_code = report.exit().code();
         report
@@ -180,7 +193,7 @@ impl LeastErrorReport {
             self.set
         )?;
         let mut heads = vec!["clause", "site", "kernels"];
-        heads.extend(GATES_OF_NUMBERS);
+        heads.extend(of_sets().filter(|gate| gate.numbers).map(|gate| gate.id));
         heads.push("what is off");
         let mut lines = vec![heads.into_iter().map(str::to_owned).collect()];
         lines.extend(self.sites.iter().map(|site| self.cells(site)));
@@ -209,8 +222,8 @@ impl LeastErrorReport {
             .min_by_key(|(seen, _)| seen.exponent);
         let mut cells = vec![site.clause.to_owned(), site.id.to_owned()];
         cells.push(kernels.map_or_else(none, |(seen, name)| format!("{} {name}", seen.text())));
-        for gate in GATES_OF_NUMBERS {
-            let full = format!("{}/{gate}", self.set);
+        for gate in of_sets().filter(|gate| gate.numbers) {
+            let full = gate.full_id(&self.set);
             let seen = site.seen_by.iter().find(|seen| seen.gate == full);
             cells.push(seen.map_or_else(none, Seen::text));
         }

@@ -1,11 +1,15 @@
 //! The report of the kill matrix: schema and text.
 
 use std::fmt::Write as _;
+use std::time::Instant;
 
 use serde::Serialize;
 
-use crate::kill_matrix::{Coverage, KillMatrix, MutantRow};
+use crate::evidence::EvidenceSet;
+use crate::kernels::KernelFixtures;
+use crate::kill_matrix::{Coverage, KillMatrix, Mutant, MutantRow, Options};
 use crate::outcome::Verdict;
+use crate::subjects;
 use k3_core::clauses;
 use k3_core::exit::Exit;
 use k3_core::host::provenance::Provenance;
@@ -116,16 +120,20 @@ impl MutantLine {
 }
 
 impl MutantReport {
-    /// Puts the report together. `controls` is the matrix of the unmutated subjects; `tables` are
-    /// the tables of clauses that the mutants are expected to cover.
+    /// Runs the mutants and, as controls, the unmutated subjects on the kernel fixtures and a set;
+    /// `tables` are the tables of clauses that the mutants are expected to cover, `tick` is called
+    /// after each subject.
     #[must_use]
-    pub fn new(
-        set: &str,
-        controls: &KillMatrix,
-        matrix: &KillMatrix,
+    pub fn run(
+        (kernels, set): (&KernelFixtures, &EvidenceSet),
+        mutants: &[Mutant],
+        options: Options,
         tables: &[(&'static str, &'static [clauses::Clause])],
-        provenance: Provenance,
+        tick: &(dyn Fn() + Sync),
     ) -> Self {
+        let start = Instant::now();
+        let run = |subjects: &[Mutant]| KillMatrix::run(kernels, set, subjects, options, tick);
+        let (controls, matrix) = (run(&subjects::controls()), run(mutants));
         let witnesses = matrix.witnesses();
         let gates = matrix.gates.iter().enumerate().map(|(place, id)| GateSummary {
             id: id.clone(),
@@ -140,13 +148,13 @@ impl MutantReport {
         let mut report = Self {
             schema: SCHEMA,
             exit_code: 0,
-            set: set.to_owned(),
+            set: set.name.clone(),
             gates: gates.collect(),
             controls: controls.rows.iter().map(line).collect(),
             mutants: matrix.rows.iter().map(line).collect(),
             survivors: matrix.survivors().len(),
             coverage,
-            provenance,
+            provenance: Provenance::since(start, options.threads, Vec::new()),
         };
         report.exit_code = report.exit().code();
         report

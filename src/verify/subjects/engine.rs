@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use super::{engine_kernels, streamed};
 use crate::kill_matrix::Mutant;
+use crate::registry::Needs;
 use crate::subject::{
     Answer, KernelCase, Logits, Opening, Precision, Sequence, Subject, SubjectError, SubjectSource,
     Variant,
@@ -128,6 +129,10 @@ impl SubjectSource for Production {
         Precision::F32
     }
 
+    fn offers(&self) -> &[Needs] {
+        Needs::ALL
+    }
+
     fn open(&self, model: Opening<'_>) -> Result<Box<dyn Subject>, SubjectError> {
         open(Arc::new(Contract { path: self.path }), model, self.options)
     }
@@ -172,6 +177,10 @@ impl SubjectSource for Wrong {
 
     fn precision(&self) -> Precision {
         Precision::F32
+    }
+
+    fn offers(&self) -> &[Needs] {
+        Needs::ALL
     }
 
     fn open(&self, model: Opening<'_>) -> Result<Box<dyn Subject>, SubjectError> {

@@ -8,6 +8,7 @@ mod streamed;
 mod wrapped;
 
 use super::kill_matrix::Mutant;
+use super::registry::Needs;
 use super::subject::{
     Answer, KernelCase, Logits, Opening, Precision, Sequence, Subject, SubjectError, SubjectSource,
 };
@@ -74,6 +75,10 @@ impl SubjectSource for ReferenceSource {
 
     fn precision(&self) -> Precision {
         Precision::F64
+    }
+
+    fn offers(&self) -> &[Needs] {
+        Needs::ALL
     }
 
     fn open(&self, model: Opening<'_>) -> Result<Box<dyn Subject>, SubjectError> {

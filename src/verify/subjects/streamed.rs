@@ -12,6 +12,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::engine_kernels;
 use crate::kill_matrix::Mutant;
+use crate::registry::Needs;
 use crate::subject::{
     Answer, KernelCase, Logits, Opening, Precision, Sequence, Subject, SubjectError, SubjectSource,
     Variant,
@@ -245,6 +246,10 @@ impl SubjectSource for Streamed {
         Precision::F32
     }
 
+    fn offers(&self) -> &[Needs] {
+        Needs::ALL
+    }
+
     fn open(&self, model: Opening<'_>) -> Result<Box<dyn Subject>, SubjectError> {
         let (files, config) = (self.files(model.dir)?, model.config);
         let way = self.way;
@@ -351,6 +356,10 @@ impl SubjectSource for WrongStream {
 
     fn precision(&self) -> Precision {
         Precision::F32
+    }
+
+    fn offers(&self) -> &[Needs] {
+        self.base.offers()
     }
 
     fn open(&self, model: Opening<'_>) -> Result<Box<dyn Subject>, SubjectError> {

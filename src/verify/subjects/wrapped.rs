@@ -7,6 +7,7 @@ use std::path::Path;
 
 use crate::checks::damage::replace_text;
 use crate::kill_matrix::Mutant;
+use crate::registry::Needs;
 use crate::subject::{
     Answer, KernelCase, Logits, Opening, Precision, Sequence, Subject, SubjectError, SubjectSource,
 };
@@ -86,6 +87,10 @@ impl SubjectSource for Forgiving {
         self.inner.precision()
     }
 
+    fn offers(&self) -> &[Needs] {
+        self.inner.offers()
+    }
+
     fn open(&self, model: Opening<'_>) -> Result<Box<dyn Subject>, SubjectError> {
         let failed = |error: std::io::Error| SubjectError::Failed(error.to_string());
         let folder = tempfile::tempdir().map_err(failed)?;
@@ -124,6 +129,10 @@ impl SubjectSource for TailForgotten {
 
     fn precision(&self) -> Precision {
         self.inner.precision()
+    }
+
+    fn offers(&self) -> &[Needs] {
+        self.inner.offers()
     }
 
     fn open(&self, model: Opening<'_>) -> Result<Box<dyn Subject>, SubjectError> {
