@@ -127,8 +127,8 @@ table! {
     "K8" decay_rates: fn(stored: &[f64], heads: usize) -> Result<Vec<f64>, (usize, f64)>,
     "K9 to K11" delta_step: fn(state: &mut ArrayViewMut2<'_, f64>, s: &StepInputs<'_>) -> Vec<f64>,
     "K13" recurrence:
-        fn(pass: &Pass<'_>, inputs: &RecurrenceInputs, memory: &mut Array3<f64>, stages: &Stages<'_>)
-            -> Rows,
+        fn(pass: &Pass<'_>, inputs: &RecurrenceInputs, memory: &mut Array3<f64>,
+            stages: &Stages<'_>) -> Rows,
     "K12" kda_output:
         fn(formulas: &Formulas, o: &[f64], o_norm: &[f64], gate: &[f64], eps: f64) -> Vec<f64>,
     "K13" carried_inputs: fn(history: &Rows, input: &Rows) -> Rows,
