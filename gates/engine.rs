@@ -12,8 +12,6 @@ mod checkpoint;
 mod clauses;
 #[path = "engine/invariance.rs"]
 mod invariance;
-#[path = "engine/mutants.rs"]
-mod mutants;
 #[path = "engine/numbers.rs"]
 mod numbers;
 #[path = "engine/operations.rs"]

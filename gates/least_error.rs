@@ -7,11 +7,10 @@ use std::path::Path;
 
 use k3_core::config::MLA_NORM_EPS;
 use k3_core::stages::StageDump;
-use k3_engine::model::mutants::perturbed;
-use k3_engine::model::mutants::perturbed::Site;
 use k3_gates::evidence::EvidenceSet;
 use k3_gates::fixtures::Fixtures;
 use k3_gates::least_error::LeastErrors;
+use k3_gates::mutants::perturbed::{self, Site};
 use k3_gates::outcome::Verdict;
 use k3_gates::registry::of_kernels;
 use k3_gates::report::least_error::SiteLine;

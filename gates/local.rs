@@ -5,6 +5,7 @@
 #![allow(clippy::unwrap_used)] // a test that cannot read its input fails
 
 use k3_core::choice::Choice as _;
+use k3_engine::kernels::table::Kernels;
 use std::collections::{BTreeMap, BTreeSet};
 use std::sync::Arc;
 
@@ -12,7 +13,7 @@ use k3_checkpoint::Checkpoint;
 use k3_core::Precision;
 use k3_core::config::MLA_NORM_EPS;
 use k3_core::stages::{NoStages, Stage, StageDump, StageKey, StageSink, StageValues};
-use k3_engine::model::{Contract, Engine, EngineOptions, EngineSequence};
+use k3_engine::model::{Engine, EngineOptions, EngineSequence, Shape};
 use k3_gates::evidence::EvidenceSet;
 use k3_gates::fixtures::Fixtures;
 use k3_reference::local::{
@@ -202,9 +203,10 @@ fn stages_in_bf16_and_half_are_within_the_budgets_of_their_precision_alone() {
 /// The engine as subject: its own stages, by the budgets of its contract.
 fn engine_dump(tiny: &Tiny, mla_norm_eps: f64) -> StageDump {
     let checkpoint = Checkpoint::open(&tiny.set.model_dir).unwrap();
-    let options = EngineOptions { threads: 2, mla_norm_eps, ..EngineOptions::default() };
-    let operations = Arc::new(Contract::default());
-    let engine = Engine::resident(operations, &tiny.set.config, &checkpoint, options).unwrap();
+    let options = EngineOptions { threads: 2, ..EngineOptions::default() };
+    let mut shape = Shape::derive(&tiny.set.config).unwrap();
+    shape.mla_norm_eps = mla_norm_eps;
+    let engine = Engine::resident(Kernels::SCALAR, shape, &checkpoint, options).unwrap();
     let mut dump = StageDump::default();
     let mut sequence = EngineSequence::new(Arc::new(engine));
     sequence.feed_with(&tiny.set.full.ids, &mut dump).unwrap();

@@ -1,12 +1,16 @@
 //! Single operations on values worked out by hand or taken from the trials.
 
+use k3_engine::kernels::kda::DecayInputs;
 use k3_engine::kernels::rows::Row;
-use k3_engine::model::{Contract, Operations};
+use k3_engine::kernels::table::Kernels;
+
+const KERNELS: Kernels = Kernels::SCALAR;
 
 fn log_decay(z: &[f32], a_log: f32) -> Vec<f32> {
     let mut g = vec![9.0; z.len()];
-    let bias = vec![0.0; z.len()];
-    Contract::default().log_decay(0, z, &bias, (&[a_log], -5.0), &mut g);
+    let dt_bias = vec![0.0; z.len()];
+    let inputs = DecayInputs { z, dt_bias: &dt_bias, a_log, lower_bound: -5.0 };
+    (KERNELS.log_decay)(&KERNELS, &inputs, &mut g);
     g
 }
 
@@ -24,7 +28,8 @@ fn a01_decay_is_bound_times_sigmoid() {
 fn a02_bias_is_per_channel() {
     let decay = |bias: [f32; 4]| {
         let mut g = [0.0; 4];
-        Contract::default().log_decay(1, &[0.5; 4], &bias, (&[3.0, 0.25], -5.0), &mut g);
+        let inputs = DecayInputs { z: &[0.5; 4], dt_bias: &bias, a_log: 0.25, lower_bound: -5.0 };
+        (KERNELS.log_decay)(&KERNELS, &inputs, &mut g);
         g
     };
     let (plain, changed) = (decay([0.0; 4]), decay([0.0, 0.0, 0.0, 1.0]));
@@ -39,7 +44,7 @@ fn decay_saturates_at_one_and_at_the_bound() {
     let mut g = log_decay(&[-200.0, -90.0, 200.0, 30.0], 0.0);
     assert!(g[1] < 0.0, "sigma(-90) is a subnormal, not zero");
     assert_eq!(g[2..], [-5.0, -5.0]);
-    Contract::default().exp_all(&mut g);
+    (KERNELS.exp)(&mut g);
     assert_eq!(g[..2], [1.0, 1.0]);
 }
 
@@ -48,7 +53,7 @@ fn decay_saturates_at_one_and_at_the_bound() {
 fn a07_output_gate_is_a_sigmoid_after_the_norm() {
     for (gate, expected) in [(0.0, 0.5), (-3.0, 0.047_426)] {
         let (mut o, mut gate) = ([2.0_f32], [gate]);
-        Contract::default().kda_head_output(&mut o, &[1.0], 0.0, &mut gate);
+        (KERNELS.gated_norm)(&KERNELS, &mut o, (&[1.0], 0.0), &mut gate);
         assert!((o[0] - expected).abs() < 1e-6, "{}", o[0]);
     }
 }
@@ -59,7 +64,7 @@ fn situ_caps_and_uncapped_gate() {
     let caps = k3_engine::kernels::situ::Caps { beta: 4.0, linear_beta: 25.0 };
     let situ = |gate: f32, up: f32| {
         let mut out = [0.0];
-        Contract::default().situ(&[gate], &[up], caps, &mut out);
+        (KERNELS.situ)(&KERNELS, &[gate], &[up], caps, &mut out);
         out[0]
     };
     assert_eq!(situ(1e9, 1e9), 100.0);
@@ -68,7 +73,7 @@ fn situ_caps_and_uncapped_gate() {
     assert!((situ(8.0, 5.0) - 19.021_144).abs() < 1e-5, "{}", situ(8.0, 5.0));
     // The width is no multiple of the block.
     let mut out = vec![0.0; 131];
-    Contract::default().situ(&[8.0; 131], &[5.0; 131], caps, &mut out);
+    (KERNELS.situ)(&KERNELS, &[8.0; 131], &[5.0; 131], caps, &mut out);
     assert!(out.iter().all(|value| *value == situ(8.0, 5.0)));
 }
 
@@ -77,20 +82,11 @@ fn situ_caps_and_uncapped_gate() {
 fn a18_head_width_sixty_with_guards() {
     let mut guarded = vec![f32::NAN; 80];
     guarded[..60].fill(0.5);
-    let operations = Contract::default();
-    assert_eq!(operations.row_sum(Row::F32(&guarded[..60]), &guarded[..60]), 15.0);
-    operations.l2_norm(&mut guarded[..60]);
+    assert_eq!((KERNELS.row_sum)(Row::F32(&guarded[..60]), &guarded[..60]), 15.0);
+    (KERNELS.l2_norm)(&mut guarded[..60], 1.0);
     assert!(guarded[..60].iter().all(|value| value.is_finite()));
     assert!(guarded[60..].iter().all(|value| value.is_nan()));
     let mut out = vec![0.0; 60];
-    operations.rms_norm(&guarded[..60], &[1.0; 60], 1e-5, &mut out);
+    (KERNELS.rms_norm)(&guarded[..60], &[1.0; 60], 1e-5, &mut out);
     assert!(out.iter().all(|value| value.is_finite()));
-}
-
-/// K8: a non-zero tail is an error with its index.
-#[test]
-fn k8_a_log_is_sliced_and_its_tail_checked() {
-    let operations = Contract::default();
-    assert_eq!(operations.a_log(&[1.0, 2.0, 0.0, -0.0], 2), Ok(vec![1.0, 2.0]));
-    assert_eq!(operations.a_log(&[1.0, 2.0, 0.0, 3.0], 2), Err((3, 3.0)));
 }

@@ -9,7 +9,7 @@ use k3_engine::model::{EngineOptions, EngineSequence};
 fn threads_and_chunks_change_no_bit() {
     let Some(tiny) = Tiny::open() else { return };
     let run = |threads, chunk_tokens| {
-        let options = EngineOptions { threads, chunk_tokens, ..EngineOptions::default() };
+        let options = EngineOptions { threads, chunk_tokens };
         bits(&EngineSequence::new(tiny.engine(options)).feed(&tiny.full_ids).unwrap())
     };
     let expected = run(1, 64);
@@ -25,7 +25,7 @@ fn threads_and_chunks_change_no_bit() {
 fn kernel_paths_change_no_bit() {
     let Some(tiny) = Tiny::open() else { return };
     let run = |path, chunk_tokens| {
-        let options = EngineOptions { threads: 2, chunk_tokens, ..EngineOptions::default() };
+        let options = EngineOptions { threads: 2, chunk_tokens };
         let engine = tiny.engine_on(path, options);
         bits(&EngineSequence::new(engine).feed(&tiny.full_ids).unwrap())
     };

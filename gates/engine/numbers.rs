@@ -3,7 +3,8 @@
 use std::sync::Arc;
 
 use super::tiny::{Tiny, bits};
-use k3_engine::model::{Contract, Engine, EngineError, EngineOptions, EngineSequence};
+use k3_engine::kernels::table::Kernels;
+use k3_engine::model::{Engine, EngineError, EngineOptions, EngineSequence, Shape};
 
 const LAYER: &str = "language_model.model.layers.";
 
@@ -14,9 +15,8 @@ fn changed(
     change: impl FnOnce(&mut [u8]),
 ) -> Result<EngineSequence, EngineError> {
     tiny.checkpoint.edit(name, change);
-    let operations = Arc::new(Contract::default());
-    let raw = tiny.checkpoint.raw.clone();
-    let engine = Engine::resident(operations, &raw, &tiny.checkpoint, EngineOptions::default())?;
+    let (shape, options) = (Shape::derive(&tiny.checkpoint.raw)?, EngineOptions::default());
+    let engine = Engine::resident(Kernels::SCALAR, shape, &tiny.checkpoint, options)?;
     Ok(EngineSequence::new(Arc::new(engine)))
 }
 
@@ -121,10 +121,9 @@ fn a08_k8_missing_and_damaged_tensors_are_named() {
     let mut sequence = changed(&mut tiny, &name, doubled).unwrap();
     assert!(bits(&sequence.feed(&[7, 8]).unwrap()) != before);
     tiny.checkpoint.tensors.remove(&name);
-    let raw = tiny.checkpoint.raw.clone();
-    let options = EngineOptions::default();
-    let operations = Arc::new(Contract::default());
-    let error = Engine::resident(operations, &raw, &tiny.checkpoint, options).unwrap_err();
+    let (shape, options) = (Shape::derive(&tiny.checkpoint.raw), EngineOptions::default());
+    let kernels = Kernels::SCALAR;
+    let error = Engine::resident(kernels, shape.unwrap(), &tiny.checkpoint, options).unwrap_err();
     assert!(error.to_string().contains(&name), "{error}");
 }
 

@@ -9,13 +9,19 @@ use serde_json::Value;
 use super::external;
 use k3_core::config::RawConfig;
 use k3_core::stages::NoStages;
-use k3_engine::kernels::kda::StepInputs;
+use k3_engine::kernels::convolution::shift_history;
+use k3_engine::kernels::kda::{DecayInputs, StepInputs};
 use k3_engine::kernels::matrix::Matrix;
+use k3_engine::kernels::norm::inverse_root;
+use k3_engine::kernels::residual::fold;
+use k3_engine::kernels::router::Choice;
+use k3_engine::kernels::table::Kernels;
 use k3_engine::model::{
-    AttentionWeights, Bench, Contract, DenseWeights, EngineOptions, Expert, KdaWeights,
-    LayerWeights, MlaWeights, MlpWeights, MoeWeights, Operations, Projection, ResidentExperts,
-    Residual, Shape,
+    AttentionWeights, Bench, DenseWeights, EngineOptions, Expert, KdaWeights, LayerWeights, Mixer,
+    MlaWeights, MlpWeights, MoeWeights, Norm, ResidentExperts, Residual, Shape,
 };
+
+const KERNELS: Kernels = Kernels::SCALAR;
 
 /// One fixture file; names are prefixed with `prefix`.
 struct Fixture {
@@ -86,17 +92,22 @@ fn kda_weights(fixture: &Fixture, names: [&str; 9]) -> KdaWeights {
         b: p(b),
         a_log: fixture.bare("A_log"),
         dt_bias: fixture.bare("dt_bias"),
-        o_norm: fixture.vector("o_norm"),
+        o_norm: norm(fixture, "o_norm"),
     }
+}
+
+/// A norm with ε 1e-5, as the fixtures have it everywhere.
+fn norm(fixture: &Fixture, name: &str) -> Norm {
+    Norm { weight: fixture.vector(name), epsilon: 1e-5 }
 }
 
 fn mla_weights(fixture: &Fixture) -> MlaWeights {
     MlaWeights {
         q_a: fixture.matrix("q_a_proj", 128),
-        q_a_norm: fixture.vector("q_a_layernorm"),
+        q_a_norm: norm(fixture, "q_a_layernorm"),
         q_b: fixture.matrix("q_b_proj", 64),
         kv_a: fixture.matrix("kv_a_proj_with_mqa", 128),
-        kv_a_norm: fixture.vector("kv_a_layernorm"),
+        kv_a_norm: norm(fixture, "kv_a_layernorm"),
         kv_b: fixture.matrix("kv_b_proj", 32),
     }
 }
@@ -107,7 +118,7 @@ fn moe_weights(fixture: &Fixture) -> (MoeWeights, Vec<Arc<Expert>>) {
         bias: fixture.bare("e_score_correction_bias"),
         down: fixture.matrix("down", 128),
         up: fixture.matrix("up", 64),
-        norm: fixture.vector("norm"),
+        norm: norm(fixture, "norm"),
         shared: DenseWeights {
             gate: fixture.matrix("shared_w1", 128),
             up: fixture.matrix("shared_w3", 128),
@@ -124,18 +135,18 @@ fn moe_weights(fixture: &Fixture) -> (MoeWeights, Vec<Arc<Expert>>) {
     (weights, (0..8).map(expert).collect())
 }
 
-/// A bench with these experts at `layer`, ε 1e-5 everywhere, as the fixtures have it.
-fn bench(layer: usize, experts: Vec<Arc<Expert>>) -> Bench<Contract> {
+/// A bench with these experts at `layer`.
+fn bench(layer: usize, experts: Vec<Arc<Expert>>) -> Bench {
     let shape = shape();
     let mut all = vec![Vec::new(); shape.layers.len()];
     all[layer] = experts;
-    let options = EngineOptions { threads: 2, chunk_tokens: 8, mla_norm_eps: 1e-5 };
+    let options = EngineOptions { threads: 2, chunk_tokens: 8 };
     let experts = Box::new(ResidentExperts(all));
-    Bench::new(Arc::new(Contract::default()), shape, experts, options).unwrap()
+    Bench::new(KERNELS, shape, experts, options).unwrap()
 }
 
 fn shape() -> Shape {
-    Shape::derive(&Contract::default(), &raw()).unwrap()
+    Shape::derive(&raw()).unwrap()
 }
 
 #[test]
@@ -146,7 +157,7 @@ fn op_rmsnorm() {
     let (x, weight) = (fixture.plain("in"), fixture.plain("weight"));
     let mut out = vec![0.0; x.len()];
     for (x, out) in x.chunks(128).zip(out.chunks_mut(128)) {
-        Contract::default().rms_norm(x, &weight, 1e-5, out);
+        (KERNELS.rms_norm)(x, &weight, 1e-5, out);
     }
     assert_near("rmsnorm", &out, &fixture.plain("out"));
 }
@@ -160,7 +171,7 @@ fn op_situ_glu() {
     let x = fixture.plain("in");
     let caps = shape().caps;
     for (x, out) in x.chunks(16).zip(out.chunks_mut(8)) {
-        Contract::default().situ(&x[..8], &x[8..], caps, out);
+        (KERNELS.situ)(&KERNELS, &x[..8], &x[8..], caps, out);
     }
     assert_near("situ_glu", &out, &fixture.plain("out"));
     assert!(out.iter().all(|value| value.abs() <= 100.0));
@@ -177,9 +188,9 @@ fn op_shortconv() {
     let token = |history: &mut Vec<f32>, x: &[f32], out: &mut [f32]| {
         let mut window: Vec<&[f32]> = history.chunks_exact(64).collect();
         window.push(x);
-        Contract::default().convolve(&window, &taps, out);
-        Contract::default().after_convolution(Projection::Query, out);
-        Contract::default().shift_history(history, x);
+        (KERNELS.convolve)(&window, &taps, out);
+        (KERNELS.silu)(&KERNELS, out);
+        shift_history(history, x);
     };
     let mut out = vec![0.0; x.len()];
     for (x, out) in x.chunks(64).zip(out.chunks_mut(64)) {
@@ -203,10 +214,11 @@ fn op_kda_decay() {
     for (place, (z, g)) in z.chunks(16).zip(g.chunks_mut(16)).enumerate() {
         let head = place % 4;
         let bias = &bias[head * 16..][..16];
-        Contract::default().log_decay(head, z, bias, (&a_log, -5.0), g);
+        let inputs = DecayInputs { z, dt_bias: bias, a_log: a_log[head], lower_bound: -5.0 };
+        (KERNELS.log_decay)(&KERNELS, &inputs, g);
     }
     assert_near("kda_decay g", &g, &fixture.plain("g"));
-    Contract::default().exp_all(&mut g);
+    (KERNELS.exp)(&mut g);
     assert_near("kda_decay alpha", &g, &fixture.plain("alpha"));
 }
 
@@ -219,7 +231,7 @@ fn op_kda_recur1_and_recur8() {
         let tensor = |name| fixture.plain(name);
         let (q, k, v) = (tensor("q"), tensor("k"), tensor("v"));
         let (alpha, beta) = (tensor("alpha"), tensor("beta"));
-        let scale = Contract::default().query_scale(16);
+        let scale = inverse_root(16);
         let q: Vec<f32> = q.iter().map(|q| q * scale).collect();
         let mut state = vec![0.0; 4 * 256];
         let mut out = vec![0.0; q.len()];
@@ -233,7 +245,7 @@ fn op_kda_recur1_and_recur8() {
                 beta: beta[place],
             };
             let state = &mut state[place % 4 * 256..][..256];
-            Contract::default().kda_step(state, &inputs, out);
+            (KERNELS.kda_step)(state, &inputs, out);
         }
         assert_near(name, &out, &fixture.plain("out"));
         assert_near("its state", &state, &fixture.plain("state_out"));
@@ -251,10 +263,10 @@ fn layer_around(fixture: &Fixture, attention: AttentionWeights, width: usize) ->
         down: Matrix::from_f32(0, 128, &[]).unwrap(),
     };
     LayerWeights {
-        input_norm: Vec::new(),
-        post_attention_norm: Vec::new(),
-        attention_mixer: Vec::new(),
-        mlp_mixer: Vec::new(),
+        input_norm: Norm { weight: Vec::new(), epsilon: 1e-5 },
+        post_attention_norm: Norm { weight: Vec::new(), epsilon: 1e-5 },
+        attention_mixer: Mixer { folded: Vec::new(), epsilon: 1e-5 },
+        mlp_mixer: Mixer { folded: Vec::new(), epsilon: 1e-5 },
         attention,
         gate: fixture.matrix("g_proj", 128),
         output: fixture.matrix("o_proj", width),
@@ -288,14 +300,12 @@ fn op_router() {
     let gate = Matrix::from_f32(8, 128, &fixture.plain("gate_weight")).unwrap();
     let weighting = shape().weighting;
     let (ids, weights) = (fixture.plain("topk_idx"), fixture.plain("topk_weight"));
-    let operations = Contract::default();
     let theirs = ids.chunks(2).zip(weights.chunks(2));
     for (x, (their_ids, their_weights)) in x.chunks(128).zip(theirs) {
         let mut scores: Vec<f32> =
-            (0..8).map(|row| operations.row_product(gate.view().row(row), x)).collect();
-        operations.router_scores(&mut scores);
-        let ids = operations.select(&scores, &bias, 2).unwrap();
-        let weights = operations.routing_weights(&scores, &bias, &ids, weighting);
+            (0..8).map(|row| KERNELS.row_product(gate.view().row(row), x)).collect();
+        (KERNELS.sigmoid)(&mut scores);
+        let Choice { ids, weights } = (KERNELS.choose)(&scores, &bias, 2, weighting).unwrap();
         let mut order = [0, 1];
         order.sort_by_key(|&place| their_ids[place] as usize);
         let sorted = |values: &[f32]| order.map(|place| values[place]);
@@ -310,21 +320,18 @@ fn op_attnres() {
     let Some(fixture) = Fixture::open("attnres") else {
         return;
     };
-    let operations = Contract::default();
-    let folded = operations.fold(&fixture.plain("norm_weight"), &fixture.plain("proj_weight"));
+    let folded = fold(&fixture.plain("norm_weight"), &fixture.plain("proj_weight"));
     assert_near("fold", &folded, &fixture.plain("fold_hint"));
     let (prefix, banks) = (fixture.plain("prefix_sum"), fixture.plain("block_residual"));
-    let (mut out, mut keys) = (vec![0.0; 512], vec![0.0; 128]);
+    let mut out = vec![0.0; 512];
     let tokens = prefix.chunks(128).zip(banks.chunks(8 * 128)).zip(out.chunks_mut(128));
     for ((prefix, banks), out) in tokens {
-        let banks: Vec<&[f32]> = banks.chunks(128).collect();
-        let sources = operations.mix_sources(&banks, prefix);
+        let sources: Vec<&[f32]> = banks.chunks(128).chain([prefix]).collect();
         assert_eq!(sources.len(), 9);
-        operations.residual_mix(&sources, &folded, 1e-5, &mut keys, out);
+        (KERNELS.residual_mix)(&KERNELS, &sources, (&folded, 1e-5), out);
     }
     assert_near("attnres", &out, &fixture.plain("out"));
-    let one = operations.mix_sources(&[], &prefix[..128]);
-    operations.residual_mix(&one, &folded, 1e-5, &mut keys, &mut out[..128]);
+    (KERNELS.residual_mix)(&KERNELS, &[&prefix[..128]], (&folded, 1e-5), &mut out[..128]);
     assert_eq!(&out[..128], &prefix[..128]);
 }
 
@@ -380,11 +387,12 @@ fn op_layer_kda_and_layer_mla() {
         let whole = Fixture { json: fixture.json.clone(), prefix: "", suffix: "_weight" };
         let mixer = |name: &str| {
             let norm = whole.vector(&format!("{name}_res_norm"));
-            Contract::default().fold(&norm, &whole.vector(&format!("{name}_res_proj")))
+            let folded = fold(&norm, &whole.vector(&format!("{name}_res_proj")));
+            Mixer { folded, epsilon: 1e-5 }
         };
         let mut layer = layer_around(&attention, attention_weights, 64);
-        layer.input_norm = whole.vector("input_layernorm");
-        layer.post_attention_norm = whole.vector("post_attention_layernorm");
+        layer.input_norm = norm(&whole, "input_layernorm");
+        layer.post_attention_norm = norm(&whole, "post_attention_layernorm");
         (layer.attention_mixer, layer.mlp_mixer) = (mixer("self_attention"), mixer("mlp"));
         layer.mlp = MlpWeights::Moe(Box::new(moe));
         let stacked = fixture.plain("block_residual_in");

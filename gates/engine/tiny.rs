@@ -6,7 +6,8 @@ use super::checkpoint::TestCheckpoint;
 use super::external;
 use k3_core::stages::{Stage, StageDump, StageKey, StageValues};
 use k3_engine::kernels::path::KernelPath;
-use k3_engine::model::{Contract, Engine, EngineOptions, EngineSequence};
+use k3_engine::kernels::table::Kernels;
+use k3_engine::model::{Engine, EngineOptions, EngineSequence, Shape};
 
 pub struct Tiny {
     pub checkpoint: TestCheckpoint,
@@ -39,9 +40,9 @@ impl Tiny {
     }
 
     pub fn engine_on(&self, path: KernelPath, options: EngineOptions) -> Arc<Engine> {
-        let operations = Arc::new(Contract { path });
-        let raw = &self.checkpoint.raw;
-        Arc::new(Engine::resident(operations, raw, &self.checkpoint, options).unwrap())
+        let shape = Shape::derive(&self.checkpoint.raw).unwrap();
+        let kernels = Kernels::on(path);
+        Arc::new(Engine::resident(kernels, shape, &self.checkpoint, options).unwrap())
     }
 
     fn numbers(&self, name: &str) -> Vec<f64> {
@@ -90,8 +91,11 @@ fn logits_are_near_the_f64_answer() {
     let worst = largest_difference(&logits, &tiny.numbers("logits.f64"));
     println!("largest logit difference to logits.f64: {worst:.3e}");
     assert!(worst < 2e-4, "{worst}");
-    let wrong = EngineOptions { mla_norm_eps: 1e-5, ..EngineOptions::default() };
-    let mut sequence = EngineSequence::new(tiny.engine(wrong));
+    let mut shape = Shape::derive(&tiny.checkpoint.raw).unwrap();
+    shape.mla_norm_eps = 1e-5;
+    let options = EngineOptions::default();
+    let wrong = Engine::resident(Kernels::SCALAR, shape, &tiny.checkpoint, options).unwrap();
+    let mut sequence = EngineSequence::new(Arc::new(wrong));
     let logits = sequence.feed(&tiny.full_ids).unwrap();
     let other = largest_difference(&logits, &tiny.numbers("logits.released_mla_eps_1e-5"));
     println!("with epsilon 1e-5 in the low-rank norms: {other:.3e}");
@@ -105,8 +109,8 @@ fn strict_reader_gives_the_same_bits() {
     let Some(tiny) = Tiny::open() else { return };
     let folder = external("tiny-k3-a").unwrap().join("model");
     let checkpoint = k3_checkpoint::Checkpoint::open(&folder).unwrap();
-    let (operations, options) = (Arc::new(Contract::default()), EngineOptions::default());
-    let engine = Engine::resident(operations, &tiny.checkpoint.raw, &checkpoint, options).unwrap();
+    let (shape, options) = (Shape::derive(&tiny.checkpoint.raw), EngineOptions::default());
+    let engine = Engine::resident(Kernels::SCALAR, shape.unwrap(), &checkpoint, options).unwrap();
     let strict = EngineSequence::new(Arc::new(engine)).feed(&tiny.prompt_ids).unwrap();
     let plain = EngineSequence::new(tiny.engine(options)).feed(&tiny.prompt_ids).unwrap();
     assert_eq!(bits(&strict), bits(&plain));

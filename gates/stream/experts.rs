@@ -12,7 +12,7 @@ use k3_cache::slot_table::{Requests, Reserve};
 use k3_cache::trace::Phase;
 use k3_cache::trace::v1;
 use k3_cache::trace::v1::Header;
-use k3_engine::model::{Contract, EngineOptions, EngineSequence, ExpertSource};
+use k3_engine::model::{EngineOptions, EngineSequence, ExpertSource};
 use k3_engine::stream::experts::{ExpertCache, ExpertStore, sizes, slot_bytes};
 use k3_engine::stream::habits::Careful;
 use k3_engine::stream::read::BlockFile;
@@ -77,8 +77,7 @@ fn counters_are_those_of_a_replay_of_the_runs_trace() {
             for chunk_tokens in if both { vec![3, 32] } else { vec![3] } {
                 let mut stream = streamed(2, slots);
                 stream.policy = policy;
-                let options =
-                    EngineOptions { chunk_tokens, threads: 2, ..EngineOptions::default() };
+                let options = EngineOptions { chunk_tokens, threads: 2 };
                 let streamed = engine_of(&files, &stream, options);
                 let sink = Shared::default();
                 let header = header(&files.shape, slots, policy);
@@ -156,8 +155,7 @@ fn e11_an_unreadable_expert_fails_alone_and_in_a_batch() {
             policy: PolicyName::Lru,
             io_threads: 3,
         };
-        let operations = Arc::new(Contract::default());
-        ExpertCache::open(operations, files.shape.clone(), store, Arc::new(Careful)).unwrap()
+        ExpertCache::open(files.shape.clone(), store, Arc::new(Careful)).unwrap()
     };
     for batch in [vec![bad], vec![0, bad], vec![0, 1, bad, 7]] {
         let cache = cache();

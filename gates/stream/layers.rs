@@ -9,7 +9,7 @@ use std::time::Duration;
 use super::make::{LAYERS, Unreadable, bits, engine, feed, ids, open, resident, streamed, tiny};
 use k3_core::host::interrupt::Interrupt;
 use k3_engine::kernels::threads::Threads;
-use k3_engine::model::{Contract, EngineSequence, LayerSource};
+use k3_engine::model::{EngineSequence, LayerSource};
 use k3_engine::stream::habits::Careful;
 use k3_engine::stream::layers::{StreamedLayers, Trunk};
 use k3_engine::stream::read::{BlockFile, ReadAt};
@@ -29,7 +29,7 @@ fn runs() -> (Vec<Run>, k3_engine::stream::ModelFiles) {
     ((0..LAYERS).map(run).collect(), files)
 }
 
-fn source(ring_slots: usize, files: Vec<BlockFile>) -> StreamedLayers<Contract> {
+fn source(ring_slots: usize, files: Vec<BlockFile>) -> StreamedLayers {
     let (runs, model) = runs();
     let trunk = Trunk {
         runs,
@@ -39,8 +39,7 @@ fn source(ring_slots: usize, files: Vec<BlockFile>) -> StreamedLayers<Contract> 
         io_threads: 1,
         stop: Interrupt::default(),
     };
-    let operations = Arc::new(Contract::default());
-    StreamedLayers::open(operations, model.shape.clone(), trunk, Arc::new(Careful)).unwrap()
+    StreamedLayers::open(model.shape.clone(), trunk, Arc::new(Careful)).unwrap()
 }
 
 /// E09: every use is counted once, used bytes are exact, and what is read ahead of the end is at

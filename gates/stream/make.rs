@@ -7,7 +7,8 @@ use std::sync::Arc;
 
 use k3_cache::policy::PolicyName;
 use k3_core::host::interrupt::Interrupt;
-use k3_engine::model::{Contract, EngineOptions, EngineSequence};
+use k3_engine::kernels::table::Kernels;
+use k3_engine::model::{EngineOptions, EngineSequence};
 use k3_engine::stream::habits::Careful;
 use k3_engine::stream::read::ReadAt;
 use k3_engine::stream::{ModelFiles, StreamOptions, StreamedEngine};
@@ -37,7 +38,7 @@ pub fn typed(ids: &[u32]) -> String {
 }
 
 pub fn open(folder: &Path, trunk: Option<&Path>) -> ModelFiles {
-    ModelFiles::open(&Contract::default(), folder, None, trunk).unwrap()
+    ModelFiles::open(folder, None, trunk).unwrap()
 }
 
 /// Everything in memory.
@@ -58,7 +59,7 @@ pub fn streamed(ring: usize, slots: usize) -> StreamOptions {
     StreamOptions { pinned: Vec::new(), ring_slots: ring, expert_slots: slots, ..resident() }
 }
 
-pub fn engine(files: &ModelFiles, stream: &StreamOptions) -> StreamedEngine<Contract> {
+pub fn engine(files: &ModelFiles, stream: &StreamOptions) -> StreamedEngine {
     engine_of(files, stream, EngineOptions::default())
 }
 
@@ -66,9 +67,8 @@ pub fn engine_of(
     files: &ModelFiles,
     stream: &StreamOptions,
     options: EngineOptions,
-) -> StreamedEngine<Contract> {
-    let operations = Arc::new(Contract::fastest());
-    files.engine(&operations, stream, options).unwrap()
+) -> StreamedEngine {
+    files.engine(Kernels::fastest(), stream, options).unwrap()
 }
 
 pub fn bits(logits: &[f32]) -> Vec<u32> {
@@ -76,7 +76,7 @@ pub fn bits(logits: &[f32]) -> Vec<u32> {
 }
 
 /// Logit bits of `ids` fed at once.
-pub fn feed(streamed: &StreamedEngine<Contract>, ids: &[u32]) -> Vec<u32> {
+pub fn feed(streamed: &StreamedEngine, ids: &[u32]) -> Vec<u32> {
     let mut sequence = EngineSequence::new(Arc::clone(&streamed.engine));
     bits(&sequence.feed(ids).unwrap())
 }

@@ -6,7 +6,7 @@ use super::make::{expect, generate, open, text, tiny};
 use k3_checkpoint::ModelShape;
 use k3_checkpoint::plan::visit_layer;
 use k3_engine::memory::{Demand, Wishes, trunk};
-use k3_engine::model::{AttentionKind, Contract, Shape, State};
+use k3_engine::model::{AttentionKind, Shape, State};
 
 fn demand(positions: usize) -> Demand {
     let mut demand = open(&tiny(), None).demand(positions, 8);
@@ -130,7 +130,7 @@ fn released_sizes_pin_more_largest_first() {
     };
     let config = Path::new(&root).join("kimi-k3-released/config.json");
     let raw = k3_checkpoint::config::read(&config).unwrap();
-    let shape = Shape::derive(&Contract::default(), &raw).unwrap();
+    let shape = Shape::derive(&raw).unwrap();
     assert_eq!(shape.cache_width(), 576);
     let model = ModelShape::derive(&raw).unwrap();
     let size = |layer| {

@@ -44,7 +44,7 @@ fn g06_batches_and_chunks_change_no_bit() {
     let files = open(&tiny(), None);
     let ids = &ids("full_ids")[..16];
     let run = |chunk_tokens: usize, batch: usize| {
-        let options = EngineOptions { chunk_tokens, threads: 2, ..EngineOptions::default() };
+        let options = EngineOptions { chunk_tokens, threads: 2 };
         let streamed = engine_of(&files, &streamed(2, 3), options);
         let mut sequence = EngineSequence::new(Arc::clone(&streamed.engine));
         let mut got = Vec::new();

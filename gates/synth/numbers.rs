@@ -7,7 +7,8 @@ use std::sync::Arc;
 use k3_checkpoint::Checkpoint;
 use k3_core::config::{MLA_NORM_EPS, RawConfig};
 use k3_core::stages::{NoStages, Stage, StageDump, StageKey};
-use k3_engine::model::{Contract, Engine, EngineOptions, EngineSequence};
+use k3_engine::kernels::table::Kernels;
+use k3_engine::model::{Engine, EngineOptions, EngineSequence, Shape};
 use k3_reference::local::{Arithmetic, LocalValues, recompute};
 use k3_reference::{Model, StageHook};
 
@@ -37,9 +38,10 @@ fn ids(count: u32, vocab: usize) -> Vec<u32> {
 /// The engine's stages on `ids`.
 fn engine_dump(folder: &Path, config: &RawConfig, ids: &[u32], mla_norm_eps: f64) -> StageDump {
     let checkpoint = Checkpoint::open(folder).unwrap();
-    let options = EngineOptions { threads: 2, mla_norm_eps, ..EngineOptions::default() };
-    let operations = Arc::new(Contract::default());
-    let engine = Engine::resident(operations, config, &checkpoint, options).unwrap();
+    let options = EngineOptions { threads: 2, ..EngineOptions::default() };
+    let mut shape = Shape::derive(config).unwrap();
+    shape.mla_norm_eps = mla_norm_eps;
+    let engine = Engine::resident(Kernels::SCALAR, shape, &checkpoint, options).unwrap();
     let mut dump = StageDump::default();
     let mut sequence = EngineSequence::new(Arc::new(engine));
     sequence.feed_with(ids, &mut dump).unwrap();

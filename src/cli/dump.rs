@@ -20,8 +20,8 @@ use k3_core::config::{MLA_NORM_EPS, RawConfig};
 use k3_core::exit::Exit;
 use k3_core::host::provenance::{Provenance, default_threads};
 use k3_core::stages::{Stage, StageDump, StageKey, StageSink, StageValues};
-use k3_engine::kernels::path::KernelPath;
-use k3_engine::model::{Contract, Engine, EngineOptions, EngineSequence};
+use k3_engine::kernels::table::Kernels;
+use k3_engine::model::{Engine, EngineOptions, EngineSequence, Shape};
 use k3_gates::glob::Glob;
 use k3_gates::noise_floor::NoiseFloor;
 use k3_gates::tensor_file::encode_stages;
@@ -197,14 +197,11 @@ fn by_engine(
 ) -> Result<(), CommandError> {
     let checkpoint =
         Checkpoint::open(model).map_err(|error| CommandError::new(error, Exit::BadInput))?;
-    let options = EngineOptions {
-        threads: threads(args),
-        mla_norm_eps: args.mla_norm_eps,
-        ..EngineOptions::default()
-    };
-    let path = KernelPath::detect();
-    let engine = Engine::resident(Arc::new(Contract { path }), config, &checkpoint, options)
-        .map_err(|error| CommandError::new(error, Exit::BadInput))?;
+    let options = EngineOptions { threads: threads(args), ..EngineOptions::default() };
+    let bad = |error| CommandError::new(error, Exit::BadInput);
+    let mut shape = Shape::derive(config).map_err(bad)?;
+    shape.mla_norm_eps = args.mla_norm_eps;
+    let engine = Engine::resident(Kernels::fastest(), shape, &checkpoint, options).map_err(bad)?;
     EngineSequence::new(Arc::new(engine))
         .feed_with(&args.ids.0, sink)
         .map(|_| ())

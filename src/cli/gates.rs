@@ -14,7 +14,6 @@ use k3_core::clauses;
 use k3_core::config::MLA_NORM_EPS;
 use k3_core::exit::Exit;
 use k3_core::host::provenance::default_threads;
-use k3_engine::model::mutants::perturbed;
 use k3_gates::Ladder;
 use k3_gates::engine_command::{EngineCommand, Template, TemplateError};
 use k3_gates::evidence::EvidenceSet;
@@ -24,11 +23,12 @@ use k3_gates::kernels::KernelFixtures;
 use k3_gates::kill_matrix;
 use k3_gates::kill_matrix::Mutant;
 use k3_gates::layers;
+use k3_gates::mutants::perturbed;
 use k3_gates::ratchet::Ratchet;
 use k3_gates::registry::{Gate, LADDER};
 use k3_gates::report::gates::GateReport;
 use k3_gates::report::least_error::LeastErrorReport;
-use k3_gates::report::mutants::MutantReport;
+use k3_gates::report::mutants::{self as mutants_report, MutantReport};
 use k3_gates::report::{gates_page, mutants_page};
 use k3_gates::runner;
 use k3_gates::runner::SetState;
@@ -57,8 +57,8 @@ pub struct GatesArgs {
     /// Run the kill matrix: every mutant against every gate
     #[arg(long, conflicts_with_all = ["evidence", "only", "list"])]
     mutants: bool,
-    /// Family of mutants (repeatable, all without it): a of the reference, b of the engine's
-    /// composition, c of its arithmetic and state
+    /// Family of mutants (repeatable, all without it): a of the f64 reference, b the same rounded to
+    /// f32 at the engine's tolerances, c of the engine's arithmetic and state
     #[arg(long, value_name = "LETTER", default_values = ["a", "b", "c"],
         value_parser = ["a", "b", "c"], requires = "mutants")]
     family: Vec<String>,
@@ -291,13 +291,14 @@ fn mutants(args: &GatesArgs) -> Result<Exit, CommandError> {
     let fixtures = open_fixtures(args)?;
     let (kernels, tiny) = shipped_evidence(&fixtures)?;
     // A few mutants cover no table of clauses.
-    let mut tables: Vec<(&str, &'static [clauses::Clause])> = Vec::new();
-    if args.mutant.is_none() {
-        tables.push(("the model", &clauses::MODEL));
-    }
-    if args.mutant.is_none() && args.family.iter().any(|family| family == "c") {
-        tables.push(("the arithmetic", &clauses::ARITHMETIC));
-    }
+    let asked = |letter: &str| args.mutant.is_none() && args.family.iter().any(|f| f == letter);
+    let covered: [(&str, mutants_report::Table); 3] = [
+        ("a", ("the model", &clauses::MODEL, &['a'])),
+        ("b", ("the model at the engine's tolerances", &clauses::MODEL, &['b'])),
+        ("c", ("the arithmetic", &clauses::ARITHMETIC, &['c'])),
+    ];
+    let tables = covered.into_iter().filter(|(letter, _)| asked(letter));
+    let tables: Vec<mutants_report::Table> = tables.map(|(_, table)| table).collect();
     let options = kill_matrix::Options {
         mla_norm_eps: args.mla_norm_eps,
         threads: threads(args),

@@ -7,6 +7,7 @@ mod text;
 mod watch;
 
 use k3_core::choice::Choice as _;
+use k3_engine::kernels::table::Kernels;
 use std::io::Write as _;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -28,7 +29,7 @@ use k3_engine::generate::run::{Generated, Request, TeacherForcing};
 use k3_engine::generate::state_file::{Header, SavedState, StateError, save};
 use k3_engine::kernels::path::KernelPath;
 use k3_engine::memory::MemoryPlan;
-use k3_engine::model::{Contract, EngineError, EngineOptions, EngineSequence};
+use k3_engine::model::{EngineError, EngineOptions, EngineSequence};
 use k3_engine::stream::{ModelError, ModelFiles, StreamOptions, StreamedEngine};
 pub use planning::plan;
 use planning::streams_vocabulary;
@@ -71,7 +72,7 @@ fn state_error(error: &StateError) -> CommandError {
 struct Prepared {
     start: Instant,
     folder: PathBuf,
-    operations: Arc<Contract>,
+    kernels: Kernels,
     files: ModelFiles,
     identity: Option<Identity>,
     saved: Option<SavedState>,
@@ -92,11 +93,12 @@ pub fn run(args: &GenerateArgs) -> Result<Exit, CommandError> {
     output::check_writable(&args.output)?;
     let interrupt = listen()?;
     let outputs = Outputs::create(args)?;
-    let operations = Arc::new(Contract::fastest());
+    let kernels = Kernels::fastest();
     let layers = args.model.layers.map(|layers| layers as usize);
     let trunk = args.model.trunk.as_deref();
-    let files = ModelFiles::open(&*operations, &folder, layers, trunk);
-    let files = files.map_err(|error| model_error(&error))?;
+    let files = ModelFiles::open(&folder, layers, trunk);
+    let mut files = files.map_err(|error| model_error(&error))?;
+    files.shape.mla_norm_eps = args.mla_norm_eps;
     say_layers(&files);
     let text = RunText::open(args, &folder, files.config.vocab_size)?;
     let identity = identity(args, &files)?;
@@ -105,7 +107,7 @@ pub fn run(args: &GenerateArgs) -> Result<Exit, CommandError> {
     let prepared = Prepared {
         start,
         folder,
-        operations,
+        kernels,
         files,
         identity,
         saved,
@@ -130,7 +132,6 @@ fn choose(
     let options = EngineOptions {
         threads: args.threads.map_or_else(default_threads, usize::from),
         chunk_tokens: (args.model.prefill_chunk as usize).min(positions.max(1)),
-        mla_norm_eps: args.mla_norm_eps,
     };
     let mut stream =
         StreamOptions::of_plan(&plan, args.model.policy, streams_vocabulary(&args.model));
@@ -144,8 +145,8 @@ fn choose(
 /// Plans, takes the memory, computes, reports.
 fn execute(args: &GenerateArgs, prepared: Prepared) -> Result<Exit, CommandError> {
     let (plan, options, stream) = choose(args, &prepared)?;
-    let Prepared { operations, files, identity, saved, text, request, interrupt, .. } = prepared;
-    let streamed = files.engine(&operations, &stream, options);
+    let Prepared { kernels, files, identity, saved, text, request, interrupt, .. } = prepared;
+    let streamed = files.engine(kernels, &stream, options);
     let streamed = streamed.map_err(|error| model_error(&error))?;
     let said = say_direct(&streamed);
     let mut sequence = EngineSequence::new(Arc::clone(&streamed.engine));
@@ -188,7 +189,7 @@ fn execute(args: &GenerateArgs, prepared: Prepared) -> Result<Exit, CommandError
         generated_text: generated.transpose()?,
         stopped_by: computed.generated.stopped_by,
         teacher_forcing: computed.forced,
-        settings: settings(args, &files, &streamed, text.as_ref(), &operations, options),
+        settings: settings(args, &files, &streamed, text.as_ref(), kernels.path, options),
         totals: totals(&streamed, &steps, computed.seconds),
         steps,
         peak: peak(&plan),
@@ -308,7 +309,7 @@ fn say_layers(files: &ModelFiles) {
 }
 
 /// One note for files that are read through the page cache; whether there was cause.
-fn say_direct(streamed: &StreamedEngine<Contract>) -> bool {
+fn say_direct(streamed: &StreamedEngine) -> bool {
     let files = streamed.layers.files().iter().chain(streamed.experts.files());
     let cached = files.into_iter().find(|file| !file.is_direct());
     if let Some(file) = cached {
@@ -426,9 +427,9 @@ fn save_state(
 fn settings(
     args: &GenerateArgs,
     files: &ModelFiles,
-    streamed: &StreamedEngine<Contract>,
+    streamed: &StreamedEngine,
     text: Option<&RunText>,
-    operations: &Contract,
+    path: KernelPath,
     options: EngineOptions,
 ) -> Settings {
     let mut read = streamed.layers.files().iter().chain(streamed.experts.files());
@@ -442,14 +443,14 @@ fn settings(
         packed_trunk: args.model.trunk.is_some(),
         streamed_vocabulary: streams_vocabulary(&args.model),
         vocabulary_of_text: text.map(|text| text.source),
-        kernel_path: KernelPath::name(operations.path),
+        kernel_path: path.name(),
         direct_reads: read.all(|file| file.is_direct()),
     }
 }
 
 /// `computed_seconds` are those of a run without steps: a check by teacher forcing.
 fn totals(
-    streamed: &StreamedEngine<Contract>,
+    streamed: &StreamedEngine,
     steps: &[k3_engine::generate::report::StepRow],
     computed_seconds: f64,
 ) -> Totals {

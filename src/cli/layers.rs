@@ -19,7 +19,8 @@ use k3_core::exit::Exit;
 use k3_core::host::interrupt::Interrupt;
 use k3_core::host::provenance::{Provenance, default_threads};
 use k3_engine::kernels::path::KernelPath;
-use k3_engine::model::{Contract, EngineOptions};
+use k3_engine::kernels::table::Kernels;
+use k3_engine::model::{EngineOptions, Shape};
 use k3_gates::audit::cross_read::differing_fields;
 use k3_gates::glob::Glob;
 use k3_gates::layers::journal;
@@ -402,7 +403,7 @@ fn prepare<'p>(
     args: &LayersArgs,
     plan: &'p Plan,
     (dump, arithmetic): (Option<DumpSubject>, Arithmetic),
-) -> Result<Run<'p, Contract>, CommandError> {
+) -> Result<Run<'p>, CommandError> {
     let reference = args.reference_model.as_deref().unwrap_or(&plan.folder);
     let reader = Arc::new(Reader::open(reference).map_err(bad_input)?);
     let rows = plan.calls.iter().sum();
@@ -416,12 +417,11 @@ fn prepare<'p>(
             let options = EngineOptions {
                 threads: plan.threads,
                 chunk_tokens: plan.calls.iter().copied().max().unwrap_or(1),
-                mla_norm_eps: args.mla_norm_eps,
             };
             let checkpoint = Arc::clone(&plan.checkpoint);
-            let path = KernelPath::detect();
-            let operations = Arc::new(Contract { path });
-            let engine = EngineSubject::new(operations, &plan.config, checkpoint, options);
+            let mut shape = Shape::derive(&plan.config).map_err(bad_input)?;
+            shape.mla_norm_eps = args.mla_norm_eps;
+            let engine = EngineSubject::new(Kernels::fastest(), shape, checkpoint, options);
             let engine = Subject::Engine(Box::new(engine.map_err(bad_input)?));
             let input = match (dump, args.ids.is_empty()) {
                 (Some(dump), _) => Input::Dump(dump),

@@ -13,7 +13,6 @@ use super::model_args::model_and_out;
 use super::output::{self, CommandError, OutputArgs};
 use k3_core::exit::Exit;
 use k3_engine::memory::plan::in_units;
-use k3_engine::model::Contract;
 use k3_engine::stream::ModelFiles;
 use k3_engine::stream::pack;
 use k3_engine::stream::pack::{PackError, Packed, Progress, Stage};
@@ -39,7 +38,7 @@ pub fn run(args: &PackArgs) -> Result<Exit, CommandError> {
     output::check_writable(&args.output)?;
     let interrupt = listen()?;
     let (model, out) = model_and_out(&args.places, args.model.as_deref())?;
-    let files = ModelFiles::open(&Contract::default(), &model, None, None);
+    let files = ModelFiles::open(&model, None, None);
     let files = files.map_err(|error| model_error(&error))?;
     let start = Instant::now();
     let bar = bar();

@@ -11,7 +11,6 @@ use super::plan_layers::{self, Emit, PlanLayersArgs};
 use k3_core::exit::Exit;
 use k3_core::host::memory;
 use k3_engine::memory::plan::in_units;
-use k3_engine::model::Contract;
 use k3_engine::stream::ModelFiles;
 use k3_gates::layers::range::LayerRange;
 use k3_text::K3_VOCABULARY;
@@ -52,7 +51,7 @@ pub fn run(args: &PlanArgs) -> Result<Exit, CommandError> {
     let folder = model_dir(model.as_deref())?;
     let layers = args.model.layers.map(|layers| layers as usize);
     let trunk = args.model.trunk.as_deref();
-    let files = ModelFiles::open(&Contract::default(), &folder, layers, trunk);
+    let files = ModelFiles::open(&folder, layers, trunk);
     let files = files.map_err(|error| model_error(&error))?;
     let positions = args.positions as usize;
     // Its text is written with a tokenizer, which is not open yet.

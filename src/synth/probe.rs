@@ -15,9 +15,10 @@ use super::values::stream;
 use k3_checkpoint::{Checkpoint, CheckpointError, LayerKind, ModelShape};
 use k3_core::config::RawConfig;
 use k3_core::stages::{Stage, StageKey, StageSink};
+use k3_engine::kernels::table::Kernels;
 use k3_engine::model::{
-    Contract, Engine, EngineError, EngineOptions, EngineSequence, ExpertSource, LayerSource,
-    OnDemand, Shape, Weights,
+    Engine, EngineError, EngineOptions, EngineSequence, ExpertSource, LayerSource, OnDemand, Shape,
+    Weights,
 };
 
 /// Why nothing was measured.
@@ -83,18 +84,13 @@ pub fn probe(
     (seed, tokens, threads): (u64, usize, usize),
 ) -> Result<Probe, ProbeError> {
     let source = Arc::new(Checkpoint::open(folder)?);
-    let operations = Arc::new(Contract::default());
-    let shape = Shape::derive(&*operations, config)?;
-    let weights = Weights::load(&*operations, &shape, &*source)?;
-    let read = || OnDemand {
-        shape: shape.clone(),
-        source: Arc::clone(&source),
-        operations: Arc::clone(&operations),
-    };
+    let shape = Shape::derive(config)?;
+    let weights = Weights::load(&shape, &*source)?;
+    let read = || OnDemand { shape: shape.clone(), source: Arc::clone(&source) };
     let sources: (Box<dyn LayerSource>, Box<dyn ExpertSource>) =
         (Box::new(read()), Box::new(read()));
-    let options = EngineOptions { threads, chunk_tokens: tokens, ..EngineOptions::default() };
-    let engine = Engine::new(Arc::clone(&operations), shape.clone(), weights, sources, options)?;
+    let options = EngineOptions { threads, chunk_tokens: tokens };
+    let engine = Engine::new(Kernels::fastest(), shape.clone(), weights, sources, options)?;
     let mut draws = stream(seed, "probe ids");
     let ids: Vec<u32> = (0..tokens).map(|_| draws.below(config.vocab_size as u64) as u32).collect();
     let mut sink = Sink::default();

@@ -81,6 +81,8 @@ pub fn lines(context: &Context<'_>, logits: &Logits) -> Vec<String> {
 fn ranked(context: &Context<'_>, logits: &[f64], tolerance: f64) -> (Vec<Mutant>, Vec<Distance>) {
     let (mut mutants, rest): (Vec<Mutant>, Vec<Mutant>) =
         subjects::mutants().into_iter().partition(|mutant| mutant.family == 'a');
+    // The same mistakes rounded to f32 explain nothing more.
+    let rest: Vec<Mutant> = rest.into_iter().filter(|mutant| mutant.family != 'b').collect();
     let mut near = nearest(context, &mutants, logits);
     if near.first().is_none_or(|near| near.max_abs > tolerance) {
         let asked = mutants.len();

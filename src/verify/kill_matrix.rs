@@ -23,7 +23,7 @@ use k3_core::clauses::Clause;
 pub struct Mutant {
     /// Short name.
     pub id: String,
-    /// `a`: of the reference; `b`: of the engine's composition; `c`: of its arithmetic or state.
+    /// `a`: of the f64 reference; `b`: the same at the engine's tolerances; `c`: of the engine.
     pub family: char,
     /// Ids of the clauses it breaks.
     pub clauses: Vec<&'static str>,
@@ -171,11 +171,12 @@ impl KillMatrix {
         witnesses
     }
 
-    /// How the clauses of `table` are covered by killed mutants.
+    /// How the clauses of `table` are covered by killed mutants of some families.
     #[must_use]
-    pub fn coverage(&self, table: &'static [Clause]) -> Coverage {
+    pub fn coverage(&self, table: &'static [Clause], families: &[char]) -> Coverage {
+        let counts = |row: &&MutantRow| row.killed() && families.contains(&row.family);
         let killed = |clause: &&Clause| {
-            self.rows.iter().any(|row| row.killed() && row.clauses.contains(&clause.id))
+            self.rows.iter().filter(counts).any(|row| row.clauses.contains(&clause.id))
         };
         let uncovered: Vec<&'static str> =
             table.iter().filter(|clause| !killed(clause)).map(|clause| clause.id).collect();

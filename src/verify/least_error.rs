@@ -18,8 +18,8 @@ use super::outcome::Verdict;
 use super::registry::{Gate, of_subjects};
 use super::runner::{in_parallel, judge};
 use super::subjects;
+use crate::mutants::perturbed::Site;
 use k3_core::config::MLA_NORM_EPS;
-use k3_engine::model::mutants::perturbed::Site;
 
 /// Exponent of the largest δ tried: a value 257 times too large.
 pub const TOP: i32 = 8;

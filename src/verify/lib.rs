@@ -19,6 +19,7 @@ pub mod kill_matrix;
 pub mod ladder;
 pub mod layers;
 pub mod least_error;
+pub mod mutants;
 pub mod noise_floor;
 pub mod outcome;
 pub mod ratchet;

@@ -152,7 +152,9 @@ fn has_padded_log_decay(set: &EvidenceSet) -> Applies {
     has.then_some(()).ok_or("A_log has no padding at this shape")
 }
 
-const BITS: &str = "equal bits with the contract; an f64 subject within 1e-12 of the largest value";
+/// Tolerance of the kernel gates that hold an f32 subject to the contract's bits.
+pub const BITS: &str =
+    "equal bits with the contract; an f64 subject within 1e-12 of the largest value";
 const BOUND: &str = "a bound per element that counts the contract's f32 roundings; an f64 subject \
                      within 1e-12 of the largest value";
 

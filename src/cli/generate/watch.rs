@@ -13,7 +13,7 @@ use k3_core::exit::Exit;
 use k3_core::host::interrupt::Interrupt;
 use k3_engine::generate::report::StepRow;
 use k3_engine::generate::run::{Step, Watch};
-use k3_engine::model::{Contract, EngineError};
+use k3_engine::model::EngineError;
 use k3_engine::stream::StreamedEngine;
 use k3_engine::stream::experts::ExpertCounters;
 use k3_engine::stream::layers::TrunkCounters;
@@ -45,7 +45,7 @@ impl Outputs {
 /// The watch of a run.
 #[derive(Debug)]
 pub struct RunWatch<'a> {
-    streamed: &'a StreamedEngine<Contract>,
+    streamed: &'a StreamedEngine,
     outputs: Outputs,
     logits: Option<BufWriter<File>>,
     steps: Vec<StepRow>,
@@ -64,7 +64,7 @@ impl<'a> RunWatch<'a> {
     /// # Errors
     /// A file that cannot be written; a trace of a stack that asks for no experts.
     pub fn new(
-        streamed: &'a StreamedEngine<Contract>,
+        streamed: &'a StreamedEngine,
         outputs: Outputs,
         header: Header,
         interrupt: Interrupt,

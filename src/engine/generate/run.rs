@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use serde::Serialize;
 
-use crate::model::{EngineError, EngineSequence, Operations};
+use crate::model::{EngineError, EngineSequence};
 use k3_cache::trace::Phase;
 
 /// What to generate.
@@ -95,8 +95,8 @@ pub fn choose(logits: &[f32]) -> (u32, f32) {
 ///
 /// # Errors
 /// Whatever the engine or the watch reports; the ids chosen before, the watch has seen.
-pub fn generate<O: Operations + ?Sized>(
-    sequence: &mut EngineSequence<O>,
+pub fn generate(
+    sequence: &mut EngineSequence,
     request: &Request,
     watch: &mut dyn Watch,
 ) -> Result<Generated, EngineError> {
@@ -159,8 +159,8 @@ pub struct TeacherForcing {
 ///
 /// # Errors
 /// Whatever the engine or the watch reports.
-pub fn teacher_forcing<O: Operations + ?Sized>(
-    sequence: &mut EngineSequence<O>,
+pub fn teacher_forcing(
+    sequence: &mut EngineSequence,
     ids: &[u32],
     watch: &mut dyn Watch,
 ) -> Result<TeacherForcing, EngineError> {

@@ -15,7 +15,7 @@
 //! | A4 | weighted and scalar sums: one f64 accumulator per output, rising index | [`sums`] |
 //! | A5 | RMSNorm, l2norm: sum by the row rule, root in f64, one rounding at the end | [`norm`] |
 //! | A6 | softmax: e = exp(f32(s − M)), Z and N in f64, f32(N/Z), unblocked | [`softmax`] |
-//! | A7 | MLA in the absorbed form, prefill and decode alike | `model::mla` |
+//! | A7 | MLA in the absorbed form, prefill and decode alike | [`mla`] |
 //! | A8 | the KDA step | [`kda`] |
 //! | A9 | expert outputs are f32, summed in rising id; SiTU in f32 steps | [`sums`], [`situ`] |
 //! | A10 | one exp, tanh and σ for everything | [`functions`] |
@@ -78,6 +78,7 @@
 //! [`kda`]: super::kda
 //! [`situ`]: super::situ
 //! [`functions`]: super::functions
+//! [`mla`]: super::mla
 //! [`threads`]: super::threads
 //! [`products`]: super::products
 

@@ -1,17 +1,35 @@
-//! Kimi Delta Attention per head: the decay's argument (K6, K7), the recurrent step (A8, K9…K11).
+//! Kimi Delta Attention per head: the log decay (K6, K7), the recurrent step (A8, K9…K11).
 //!
 //! The state S is \[key width, value width\] in f32, rows = key index. The two widths may differ.
+
+use super::table::Kernels;
 
 /// Columns of S handled together: their sums are four AVX-512 registers.
 const BLOCK_COLUMNS: usize = 32;
 
-/// The argument of the decay's logistic for one head: exp(A_log) · (z + dt_bias), with
-/// `rate` = exp(A_log) of that head (K6, K7). The log decay is bound · σ of it: K3's form; the
-/// older softplus form agrees with that only in the far tail.
-pub fn decay_argument(z: &[f32], dt_bias: &[f32], rate: f32, out: &mut [f32]) {
-    for ((out, z), bias) in out.iter_mut().zip(z).zip(dt_bias) {
-        *out = rate * (z + bias);
+/// What one head's log decay is made of.
+#[derive(Debug, Clone, Copy)]
+pub struct DecayInputs<'a> {
+    /// z of the head's channels \[key width\].
+    pub z: &'a [f32],
+    /// dt_bias of the head's channels \[key width\].
+    pub dt_bias: &'a [f32],
+    /// A_log of the head.
+    pub a_log: f32,
+    /// Lower bound of the log decay.
+    pub lower_bound: f32,
+}
+
+/// Log decay of one head: bound · σ(exp(A_log) · (z + dt_bias)) (K6, K7). K3's form; the older
+/// softplus form agrees with it only in the far tail.
+pub fn log_decay(kernels: &Kernels, inputs: &DecayInputs<'_>, out: &mut [f32]) {
+    let mut rate = [inputs.a_log];
+    (kernels.exp)(&mut rate);
+    for ((out, z), bias) in out.iter_mut().zip(inputs.z).zip(inputs.dt_bias) {
+        *out = rate[0] * (z + bias);
     }
+    (kernels.sigmoid)(out);
+    out.iter_mut().for_each(|value| *value *= inputs.lower_bound);
 }
 
 /// What one head's step reads.

@@ -1,7 +1,8 @@
 //! The kernels: the arithmetic contract and the loops that obey it.
 //!
 //! [`contract`] states the arithmetic once, in prose, and points to the scalar definition of each
-//! rule; one file per kernel holds that definition. Faster paths (`simd`) owe the same bits.
+//! rule; one file per kernel holds that definition. Faster paths (`simd`) owe the same bits; the
+//! table of functions that the model calls is [`table::Kernels`].
 //! Nothing here knows about layers, checkpoints or names, and nothing decides how often it runs.
 
 pub mod bf16;
@@ -10,6 +11,7 @@ pub mod convolution;
 pub mod functions;
 pub mod kda;
 pub mod matrix;
+pub mod mla;
 pub mod mxfp4;
 pub mod norm;
 pub mod path;
@@ -21,4 +23,5 @@ pub mod simd;
 pub mod situ;
 pub mod softmax;
 pub mod sums;
+pub mod table;
 pub mod threads;

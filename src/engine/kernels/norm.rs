@@ -2,6 +2,8 @@
 
 use super::contract::L2_NORM_EPS;
 use super::rows::row_sum_f32;
+use super::situ;
+use super::table::Kernels;
 
 /// 1/√(Σx²/n + ε) in f64 (N1: ε inside the root).
 #[must_use]
@@ -25,12 +27,25 @@ pub fn rms_norm_unit(x: &[f32], epsilon: f64, out: &mut [f32]) {
     }
 }
 
-/// KDA's l2norm in place (K3): x = f32(x / √(Σx² + 1e-6)), ε on the SUM of squares.
-pub fn l2_norm(x: &mut [f32]) {
+/// KDA's l2norm in place (K3): x = f32(x / √(Σx² + 1e-6)), ε on the SUM of squares; then one f32
+/// product with `factor` (K4: D^−½ for q; 1 for k, which changes no bit).
+pub fn l2_norm(x: &mut [f32], factor: f32) {
     let inverse = 1.0 / (row_sum_f32(x, x) + L2_NORM_EPS).sqrt();
     for x in x {
-        *x = (f64::from(*x) * inverse) as f32;
+        *x = (f64::from(*x) * inverse) as f32 * factor;
     }
+}
+
+/// K12: RMSNorm of one head's output in place, then · σ(gate); `gate` is overwritten.
+pub fn gated_norm(
+    kernels: &Kernels,
+    o: &mut [f32],
+    (weight, epsilon): (&[f32], f64),
+    gate: &mut [f32],
+) {
+    let raw = o.to_vec();
+    (kernels.rms_norm)(&raw, weight, epsilon, o);
+    situ::gate(kernels, o, gate);
 }
 
 /// width^−½ rounded to f32: the factor on q (K4) and on MLA's scores (M4).
@@ -47,12 +62,12 @@ mod tests {
     #[test]
     fn l2_norm_puts_its_epsilon_on_the_sum() {
         let mut x = [1e-4_f32; 128];
-        l2_norm(&mut x);
+        l2_norm(&mut x, 1.0);
         for x in x {
             assert!((x - 0.066_226_6).abs() < 5e-8, "{x}");
         }
         let mut zeros = [0.0_f32; 128];
-        l2_norm(&mut zeros);
+        l2_norm(&mut zeros, 1.0);
         assert_eq!(zeros, [0.0; 128]);
     }
 

@@ -9,6 +9,7 @@ use super::matrix::{MatrixRef, Values};
 use super::path::{KernelPath, Kind};
 use super::rows::row_sum;
 use super::simd::Prepared;
+use super::table::Kernels;
 use super::threads::Threads;
 
 /// One product: `out` \[T, rows\] = `vectors` \[T, columns\] times the matrix.
@@ -66,7 +67,8 @@ pub fn row_blocks<'a>(products: Vec<Product<'a>>, threads: &Threads) -> Vec<RowB
 }
 
 /// Computes all products; every output is one row product, rounded once.
-pub fn products(path: KernelPath, threads: &Threads, products: Vec<Product<'_>>) {
+pub fn products(kernels: &Kernels, threads: &Threads, products: Vec<Product<'_>>) {
+    let path = kernels.path;
     let mut prepared: Vec<Prepared> = Vec::new();
     let mut prepared_of = Vec::with_capacity(products.len());
     if path != KernelPath::SCALAR {
@@ -229,7 +231,7 @@ mod tests {
                         Product { matrix: view, vectors: &x, out: &mut out },
                         Product { matrix: view, vectors: &x, out: &mut again },
                     ];
-                    products(path, &threads, twice);
+                    products(&Kernels::on(path), &threads, twice);
                     for (place, out) in out.iter().enumerate() {
                         let x = &x[place / rows * 64..][..64];
                         let expected = row_sum(view.row(place % rows), x) as f32;

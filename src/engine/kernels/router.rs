@@ -35,6 +35,30 @@ pub fn select(scores: &[f32], bias: &[f32], top_k: usize) -> Result<Vec<usize>, 
     Ok(order)
 }
 
+/// The chosen experts of one token.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Choice {
+    /// Their ids, ascending and distinct.
+    pub ids: Vec<usize>,
+    /// Their weights, in the order of the ids.
+    pub weights: Vec<f32>,
+}
+
+/// Selection and weights of one token.
+///
+/// # Errors
+/// A biased score that is NaN.
+pub fn choose(
+    scores: &[f32],
+    bias: &[f32],
+    top_k: usize,
+    weighting: Weighting,
+) -> Result<Choice, NanScore> {
+    let ids = select(scores, bias, top_k)?;
+    let weights = weights(scores, &ids, weighting);
+    Ok(Choice { ids, weights })
+}
+
 /// How chosen scores become weights.
 #[derive(Debug, Clone, Copy, PartialEq)]
 pub struct Weighting {

@@ -5,8 +5,6 @@
 //! fold changes no f32 bit: only the unrounded sum tells right from wrong.
 
 use super::contract::{LANES, fold_lanes};
-use super::path::KernelPath;
-use super::simd::compiled;
 use super::{bf16, mxfp4};
 
 /// One row of weights, or of the latent cache, in the type it is stored in.
@@ -36,13 +34,6 @@ impl Row<'_> {
         }
     }
 
-    /// The exact values (A1) of columns `first..first + out.len()`.
-    pub fn widen(&self, first: usize, out: &mut [f64]) {
-        for (offset, out) in out.iter_mut().enumerate() {
-            *out = self.value(first + offset);
-        }
-    }
-
     /// The exact value (A1) of one column.
     #[inline]
     #[must_use]
@@ -58,24 +49,21 @@ impl Row<'_> {
     }
 }
 
+/// The exact values (A1) of a row.
+pub fn widen(row: Row<'_>, out: &mut [f64]) {
+    for (column, out) in out.iter_mut().enumerate() {
+        *out = row.value(column);
+    }
+}
+
 /// Σ wᵢ·xᵢ by the row rule, before rounding. `x` has as many elements as the row has columns.
+#[inline(always)]
 #[must_use]
 pub fn row_sum(row: Row<'_>, x: &[f32]) -> f64 {
     assert_eq!(row.columns(), x.len(), "row product of unequal lengths");
     match row {
         Row::F32(row) => row_sum_f32(row, x),
         Row::Bf16(row) => row_sum_bf16(row, x),
-        Row::Mxfp4 { packed, scales } => row_sum_mxfp4(packed, scales, x),
-    }
-}
-
-/// [`row_sum`] on a kernel path; the same bits.
-#[must_use]
-pub fn row_sum_on(path: KernelPath, row: Row<'_>, x: &[f32]) -> f64 {
-    assert_eq!(row.columns(), x.len(), "row product of unequal lengths");
-    match row {
-        Row::F32(row) => compiled::row_sum_f32(path, row, x),
-        Row::Bf16(row) => compiled::row_sum_bf16(path, row, x),
         Row::Mxfp4 { packed, scales } => row_sum_mxfp4(packed, scales, x),
     }
 }

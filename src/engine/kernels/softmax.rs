@@ -6,7 +6,8 @@
 //! Defined edges: all scores −∞ give a zero vector (nothing may be seen, nothing is seen); a NaN
 //! or +∞ among the scores gives NaN, which travels on and ends as an error at the logits.
 
-use super::sums::{Vectors, scalar_sum, weighted_sum_over};
+use super::sums::{Vectors, scalar_sum};
+use super::table::Kernels;
 
 /// The largest score; −∞ for none. NaN scores are passed over here: they make e NaN below.
 #[must_use]
@@ -33,32 +34,30 @@ pub fn shift_by_maximum(scores: &mut [f32]) -> bool {
     true
 }
 
-/// out = f32(N/Z) from the exponentials: Z = Σ e, N_j = Σ e·v_j, both in f64 and rising.
-pub fn normalised_sum(exponentials: &[f32], vectors: Vectors<'_>, out: &mut [f32]) {
-    weighted_sum_over(exponentials, vectors, scalar_sum(exponentials), out);
+/// Softmax over `scores` (overwritten), applied to the vectors: out = f32(N/Z) with Z = Σ e and
+/// N_j = Σ e·v_j, both in f64 and rising.
+pub fn softmax_sum(kernels: &Kernels, scores: &mut [f32], vectors: Vectors<'_>, out: &mut [f32]) {
+    if !shift_by_maximum(scores) {
+        out.fill(0.0);
+        return;
+    }
+    (kernels.exp)(scores);
+    (kernels.normalised_sum)(scores, vectors, scalar_sum(scores), out);
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
-    use crate::kernels::functions::exp_all;
 
     fn softmax(scores: &[f32]) -> Vec<f32> {
-        let mut exponentials = scores.to_vec();
         let n = scores.len();
         let mut identity = vec![0.0; n * n];
         for i in 0..n {
             identity[i * n + i] = 1.0;
         }
-        let mut out = vec![0.0; n];
-        if shift_by_maximum(&mut exponentials) {
-            exp_all(&mut exponentials);
-            normalised_sum(
-                &exponentials,
-                Vectors::Strided { data: &identity, stride: n },
-                &mut out,
-            );
-        }
+        let mut out = vec![9.0; n];
+        let vectors = Vectors::Strided { data: &identity, stride: n };
+        softmax_sum(&Kernels::SCALAR, &mut scores.to_vec(), vectors, &mut out);
         out
     }
 

@@ -111,6 +111,7 @@ pub fn weighted_sum_over(weights: &[f32], vectors: Vectors<'_>, divisor: f64, ou
 }
 
 /// out_j = f32(Σ_i weights_i · t_ij), i rising.
+#[inline(always)]
 pub fn weighted_sum(weights: &[f32], vectors: Vectors<'_>, out: &mut [f32]) {
     weighted_sum_over(weights, vectors, 1.0, out);
 }

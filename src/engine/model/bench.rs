@@ -3,25 +3,23 @@
 //!
 //! It calls the same functions as the forward pass; nothing is computed here.
 
-use std::sync::Arc;
-
 use super::forward::{self, Pass};
 use super::stage_output::StageOutput;
 use super::{
     EngineError, EngineOptions, ExpertSource, KdaWeights, LayerWeights, MlaWeights, MoeWeights,
-    Operations, Shape, State, Weights, Workspace, decoder, kda, mla, moe,
+    Shape, State, Weights, Workspace, decoder, kda, mla, moe,
 };
+use crate::kernels::table::Kernels;
 use crate::kernels::threads::Threads;
 use k3_core::stages::{NoStages, StageSink};
 
 /// Buffers, state and threads to run parts of a model with.
 #[derive(Debug)]
-pub struct Bench<O: Operations + ?Sized> {
-    operations: Arc<O>,
+pub struct Bench {
+    kernels: Kernels,
     shape: Shape,
     threads: Threads,
     experts: Box<dyn ExpertSource>,
-    options: EngineOptions,
     work: Workspace,
     /// The carried state; reset or replace it at will.
     pub state: State,
@@ -36,31 +34,25 @@ pub struct Residual {
     pub banks: Vec<Vec<f32>>,
 }
 
-impl<O: Operations + ?Sized> Bench<O> {
+impl Bench {
     /// A bench for chunks of at most `options.chunk_tokens` tokens.
     ///
     /// # Errors
     /// The threads cannot be started.
     pub fn new(
-        operations: Arc<O>,
+        kernels: Kernels,
         shape: Shape,
         experts: Box<dyn ExpertSource>,
         options: EngineOptions,
     ) -> Result<Self, EngineError> {
         let threads = Threads::new(options.threads)?;
         let (work, state) = (Workspace::new(&shape, options.chunk_tokens), State::new(&shape));
-        Ok(Self { operations, shape, threads, experts, options, work, state })
-    }
-
-    /// What every call begins with; before the first layer of a chunk.
-    pub fn begin_chunk(&mut self) {
-        self.operations.before_chunk(&mut self.state);
+        Ok(Self { kernels, shape, threads, experts, work, state })
     }
 
     /// What every call ends with; after the last layer of a chunk of `tokens`.
     pub fn end_chunk(&mut self, tokens: usize) {
         self.state.position += tokens;
-        self.operations.after_chunk(&mut self.state);
     }
 
     /// Embedding rows of at most a chunk of ids \[T, E\].
@@ -81,7 +73,7 @@ impl<O: Operations + ?Sized> Bench<O> {
         }
         let mut stages = StageOutput { sink, layer: None };
         let work = &mut self.work;
-        forward::embed(&*self.operations, weights, ids, work, &mut stages)?;
+        forward::embed(&self.kernels, weights, ids, work, &mut stages)?;
         Ok(work.residual.running.first(ids.len()).to_vec())
     }
 
@@ -100,11 +92,10 @@ impl<O: Operations + ?Sized> Bench<O> {
     ) -> Result<Vec<f32>, EngineError> {
         let tokens = self.enter(residual);
         let pass = Pass {
-            operations: &*self.operations,
+            kernels: self.kernels,
             shape: &self.shape,
             threads: &self.threads,
             experts: &*self.experts,
-            mla_norm_eps: self.options.mla_norm_eps,
             tokens,
             position: self.state.position,
             layer: 0,
@@ -125,7 +116,7 @@ impl<O: Operations + ?Sized> Bench<O> {
         for (index, bank) in residual.banks.iter().enumerate() {
             buffers.banks[index].first_mut(tokens).copy_from_slice(bank);
         }
-        (buffers.filled, buffers.cleared) = (residual.banks.len(), false);
+        buffers.filled = residual.banks.len();
         tokens
     }
 
@@ -134,18 +125,17 @@ impl<O: Operations + ?Sized> Bench<O> {
         &mut self,
         layer: usize,
         x: &[f32],
-        part: impl FnOnce(&Pass<'_, O>, &mut State, &mut Workspace) -> Result<(), EngineError>,
+        part: impl FnOnce(&Pass<'_>, &mut State, &mut Workspace) -> Result<(), EngineError>,
     ) -> Result<Vec<f32>, EngineError> {
         let tokens = x.len() / self.shape.hidden;
         self.work.residual.normed.first_mut(tokens).copy_from_slice(x);
         self.work.residual.mixed.first_mut(tokens).copy_from_slice(x);
-        let Self { operations, shape, threads, experts, options, work, state } = self;
+        let Self { kernels, shape, threads, experts, work, state } = self;
         let pass = Pass {
-            operations: &**operations,
+            kernels: *kernels,
             shape,
             threads,
             experts: &**experts,
-            mla_norm_eps: options.mla_norm_eps,
             tokens,
             position: state.position,
             layer,

@@ -8,30 +8,29 @@ use std::sync::Arc;
 
 use super::stage_output::StageOutput;
 use super::{
-    Contract, EngineError, ExpertSource, LayerSource, NormSite, Operations, ResidentExperts,
-    ResidentLayers, Shape, State, WeightSource, Weights, Workspace, decoder, residual,
+    EngineError, ExpertSource, LayerSource, ResidentExperts, ResidentLayers, Shape, State,
+    WeightSource, Weights, Workspace, decoder, residual,
 };
-use crate::kernels::matrix::MatrixRef;
+use crate::kernels::contract::round_to_f32;
+use crate::kernels::matrix::{Matrix, MatrixRef};
 use crate::kernels::products::Product;
 use crate::kernels::rows::Row;
+use crate::kernels::table::Kernels;
 use crate::kernels::threads::Threads;
-use k3_core::config::{MLA_NORM_EPS, RawConfig};
 use k3_core::stages::{NoStages, Stage, StageSink};
 
-/// How the engine runs; only `mla_norm_eps` changes results, and every report prints it.
-#[derive(Debug, Clone, Copy, PartialEq)]
+/// How the engine runs; changes no bit.
+#[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct EngineOptions {
     /// Worker threads (0 counts as 1).
     pub threads: usize,
     /// Tokens that go through a layer together.
     pub chunk_tokens: usize,
-    /// ε of MLA's two low-rank norms (N3).
-    pub mla_norm_eps: f64,
 }
 
 impl Default for EngineOptions {
     fn default() -> Self {
-        Self { threads: 1, chunk_tokens: 32, mla_norm_eps: MLA_NORM_EPS }
+        Self { threads: 1, chunk_tokens: 32 }
     }
 }
 
@@ -46,24 +45,23 @@ pub enum LogitRows {
 
 /// The model, ready to run. Shared by any number of sequences; each has its own [`State`].
 #[derive(Debug)]
-pub struct Engine<O: Operations + ?Sized = Contract> {
+pub struct Engine {
     shape: Shape,
     weights: Weights,
     layers: Box<dyn LayerSource>,
     experts: Box<dyn ExpertSource>,
     threads: Threads,
     options: EngineOptions,
-    operations: Arc<O>,
+    kernels: Kernels,
 }
 
 /// What every part of a pass over one chunk needs to know.
 #[derive(Debug)]
-pub(super) struct Pass<'a, O: ?Sized> {
-    pub operations: &'a O,
+pub(super) struct Pass<'a> {
+    pub kernels: Kernels,
     pub shape: &'a Shape,
     pub threads: &'a Threads,
     pub experts: &'a dyn ExpertSource,
-    pub mla_norm_eps: f64,
     /// Tokens of the chunk.
     pub tokens: usize,
     /// Position of its first token.
@@ -72,29 +70,33 @@ pub(super) struct Pass<'a, O: ?Sized> {
     pub layer: usize,
 }
 
-impl<O: Operations + ?Sized> Pass<'_, O> {
-    /// ε of a norm.
-    pub fn epsilon(&self, site: NormSite) -> f64 {
-        self.operations.norm_epsilon(site, self.shape.rms_norm_eps, self.mla_norm_eps)
+impl Pass<'_> {
+    /// `out` = W·x for one matrix.
+    pub fn product(&self, matrix: &Matrix, vectors: &[f32], out: &mut [f32]) {
+        self.products(vec![Product { matrix: matrix.view(), vectors, out }]);
+    }
+
+    /// The same for several matrices at once.
+    pub fn products(&self, products: Vec<Product<'_>>) {
+        (self.kernels.products)(&self.kernels, self.threads, products);
     }
 }
 
-impl<O: Operations + ?Sized> Engine<O> {
+impl Engine {
     /// An engine with all weights in memory.
     ///
     /// # Errors
-    /// A configuration that contradicts itself, or a tensor that the source refuses.
+    /// A tensor that the source refuses; the threads cannot be started.
     pub fn resident(
-        operations: Arc<O>,
-        raw: &RawConfig,
+        kernels: Kernels,
+        shape: Shape,
         source: &dyn WeightSource,
         options: EngineOptions,
     ) -> Result<Self, EngineError> {
-        let shape = Shape::derive(&*operations, raw)?;
-        let layers = Box::new(ResidentLayers::load(&*operations, &shape, source)?);
-        let experts = Box::new(ResidentExperts::load(&*operations, &shape, source)?);
-        let weights = Weights::load(&*operations, &shape, source)?;
-        Self::new(operations, shape, weights, (layers, experts), options)
+        let layers = Box::new(ResidentLayers::load(&shape, source)?);
+        let experts = Box::new(ResidentExperts::load(&shape, source)?);
+        let weights = Weights::load(&shape, source)?;
+        Self::new(kernels, shape, weights, (layers, experts), options)
     }
 
     /// An engine over any source of layers and experts.
@@ -102,7 +104,7 @@ impl<O: Operations + ?Sized> Engine<O> {
     /// # Errors
     /// The threads cannot be started.
     pub fn new(
-        operations: Arc<O>,
+        kernels: Kernels,
         shape: Shape,
         weights: Weights,
         sources: (Box<dyn LayerSource>, Box<dyn ExpertSource>),
@@ -110,7 +112,7 @@ impl<O: Operations + ?Sized> Engine<O> {
     ) -> Result<Self, EngineError> {
         let threads = Threads::new(options.threads)?;
         let (layers, experts) = sources;
-        Ok(Self { shape, weights, layers, experts, threads, options, operations })
+        Ok(Self { shape, weights, layers, experts, threads, options, kernels })
     }
 
     /// Widths and layers.
@@ -123,12 +125,6 @@ impl<O: Operations + ?Sized> Engine<O> {
     #[must_use]
     pub fn options(&self) -> EngineOptions {
         self.options
-    }
-
-    /// The operations it is composed of.
-    #[must_use]
-    pub fn operations(&self) -> &O {
-        &self.operations
     }
 
     /// A fresh state.
@@ -185,7 +181,6 @@ impl<O: Operations + ?Sized> Engine<O> {
         let mut first = 0;
         for chunk in ids.chunks(work.chunk_tokens) {
             state.interrupted = true;
-            self.operations.before_chunk(state);
             self.forward(work, state, chunk, sink)?;
             let last = first + chunk.len();
             let tokens = match rows {
@@ -197,20 +192,18 @@ impl<O: Operations + ?Sized> Engine<O> {
             let out = &mut logits[out..out + tokens.len() * vocabulary];
             self.head(work, state.position, tokens, out, sink)?;
             state.position += chunk.len();
-            self.operations.after_chunk(state);
             state.interrupted = false;
             first = last;
         }
         Ok(logits)
     }
 
-    fn pass(&self, tokens: usize, position: usize, layer: usize) -> Pass<'_, O> {
+    fn pass(&self, tokens: usize, position: usize, layer: usize) -> Pass<'_> {
         Pass {
-            operations: &*self.operations,
+            kernels: self.kernels,
             shape: &self.shape,
             threads: &self.threads,
             experts: &*self.experts,
-            mla_norm_eps: self.options.mla_norm_eps,
             tokens,
             position,
             layer,
@@ -227,7 +220,7 @@ impl<O: Operations + ?Sized> Engine<O> {
     ) -> Result<(), EngineError> {
         let t = ids.len();
         let mut stages = StageOutput { sink, layer: None };
-        embed(&*self.operations, &self.weights, ids, work, &mut stages)?;
+        embed(&self.kernels, &self.weights, ids, work, &mut stages)?;
         for layer in 0..self.shape.layers.len() {
             let weights = self.layers.layer(layer)?;
             let pass = self.pass(t, state.position, layer);
@@ -258,19 +251,23 @@ impl<O: Operations + ?Sized> Engine<O> {
 ///
 /// # Errors
 /// Whatever the vocabulary's source reports.
-pub(super) fn embed<O: Operations + ?Sized>(
-    operations: &O,
+pub(super) fn embed(
+    kernels: &Kernels,
     weights: &Weights,
     ids: &[u32],
     work: &mut Workspace,
     stages: &mut StageOutput<'_>,
 ) -> Result<(), EngineError> {
+    let mut wide = vec![0.0; work.residual.running.width()];
     for (token, &id) in ids.iter().enumerate() {
         let out = work.residual.running.row_mut(token);
-        let mut take = |row: Row<'_>| operations.embed(row, out);
+        let mut take = |row: Row<'_>| {
+            (kernels.widen)(row, &mut wide);
+            out.iter_mut().zip(&wide).for_each(|(out, wide)| *out = round_to_f32(*wide));
+        };
         weights.vocabulary.embed(id as usize, &mut take)?;
     }
-    (work.residual.filled, work.residual.cleared) = (0, false);
+    work.residual.filled = 0;
     let running = work.residual.running.first(ids.len());
     let width = running.len() / ids.len().max(1);
     stages.put(Stage::Embed, &[ids.len(), width], running);
@@ -278,29 +275,24 @@ pub(super) fn embed<O: Operations + ?Sized>(
 }
 
 /// The output mix and the final norm; leaves the normed mix in `work`.
-pub(super) fn close<O: Operations + ?Sized>(
-    pass: &Pass<'_, O>,
+pub(super) fn close(
+    pass: &Pass<'_>,
     weights: &Weights,
     work: &mut Workspace,
     stages: &mut StageOutput<'_>,
 ) {
     let (t, hidden) = (pass.tokens, pass.shape.hidden);
-    if pass.operations.output_mixes() {
-        let banks = work.residual.filled;
-        let mixer = &weights.output_mixer;
-        residual::mix(pass, NormSite::OutputMix, mixer, banks, &mut work.residual);
-    } else {
-        residual::copy_running(t, &mut work.residual);
-    }
-    residual::norm(pass, NormSite::Final, &weights.final_norm, &mut work.residual);
-    stages.put(Stage::FinalMix, &[t, hidden], work.residual.mixed.first(t));
-    stages.put(Stage::FinalNorm, &[t, hidden], work.residual.normed.first(t));
+    let stream = &mut work.residual;
+    residual::mix(pass, &weights.output_mixer, stream);
+    residual::norm(pass, &weights.final_norm, &stream.mixed, &mut stream.normed);
+    stages.put(Stage::FinalMix, &[t, hidden], stream.mixed.first(t));
+    stages.put(Stage::FinalNorm, &[t, hidden], stream.normed.first(t));
 }
 
 /// Logits \[tokens, V\] of some tokens of the chunk that [`close`] left in `work`; refuses any
 /// that are not finite.
-pub(super) fn head<O: Operations + ?Sized>(
-    pass: &Pass<'_, O>,
+pub(super) fn head(
+    pass: &Pass<'_>,
     weights: &Weights,
     work: &Workspace,
     tokens: Range<usize>,
@@ -311,16 +303,14 @@ pub(super) fn head<O: Operations + ?Sized>(
         return Ok(());
     }
     let (hidden, vocabulary) = (pass.shape.hidden, pass.shape.vocabulary);
-    let buffers = &work.residual;
-    let (normed, mixed) = (buffers.normed.first(tokens.end), buffers.mixed.first(tokens.end));
-    let vectors = &pass.operations.head_input(normed, mixed)[tokens.start * hidden..];
+    let vectors = &work.residual.normed.first(tokens.end)[tokens.start * hidden..];
     let mut take = |rows: Range<usize>, matrix: MatrixRef<'_>| {
         let mut part = vec![0.0; tokens.len() * rows.len()];
         let whole = tokens.len() == 1 || rows.len() == vocabulary;
         let target =
             if whole { &mut out[rows.start..][..tokens.len() * rows.len()] } else { &mut part };
         let product = Product { matrix, vectors, out: target };
-        pass.operations.products(pass.threads, vec![product]);
+        pass.products(vec![product]);
         if !whole {
             let rows_of = out.chunks_exact_mut(vocabulary);
             for (out, part) in rows_of.zip(part.chunks_exact(rows.len())) {
@@ -343,24 +333,24 @@ pub(super) fn head<O: Operations + ?Sized>(
 
 /// A sequence: an engine, a state, and buffers of its own.
 #[derive(Debug)]
-pub struct EngineSequence<O: Operations + ?Sized = Contract> {
-    engine: Arc<Engine<O>>,
+pub struct EngineSequence {
+    engine: Arc<Engine>,
     work: Workspace,
     /// The carried state; may be cloned out and put back between calls.
     pub state: State,
 }
 
-impl<O: Operations + ?Sized> EngineSequence<O> {
+impl EngineSequence {
     /// A sequence at position 0.
     #[must_use]
-    pub fn new(engine: Arc<Engine<O>>) -> Self {
+    pub fn new(engine: Arc<Engine>) -> Self {
         let (work, state) = (engine.workspace(), engine.state());
         Self { engine, work, state }
     }
 
     /// The engine.
     #[must_use]
-    pub fn engine(&self) -> &Engine<O> {
+    pub fn engine(&self) -> &Engine {
         &self.engine
     }
 

@@ -5,19 +5,17 @@
 
 use super::forward::Pass;
 use super::stage_output::StageOutput;
-use super::workspace::{KdaBuffers, Rows};
-use super::{
-    EngineError, KdaState, KdaWeights, LayerWeights, NormSite, Operations, Projection, State,
-    Workspace,
-};
-use crate::kernels::kda::StepInputs;
-use crate::kernels::matrix::Matrix;
+use super::workspace::KdaBuffers;
+use super::{EngineError, KdaState, KdaWeights, LayerWeights, State, Workspace};
+use crate::kernels::convolution::shift_history;
+use crate::kernels::kda::{DecayInputs, StepInputs};
+use crate::kernels::norm::inverse_root;
 use crate::kernels::products::Product;
 use k3_core::stages::Stage;
 
 /// KDA of a chunk: reads `residual.normed`, writes `residual.output` (after o_proj).
-pub(super) fn forward<O: Operations + ?Sized>(
-    pass: &Pass<'_, O>,
+pub(super) fn forward(
+    pass: &Pass<'_>,
     layer: &LayerWeights,
     weights: &KdaWeights,
     state: &mut State,
@@ -26,7 +24,7 @@ pub(super) fn forward<O: Operations + ?Sized>(
 ) -> Result<(), EngineError> {
     let t = pass.tokens;
     let slot = pass.shape.layers[pass.layer].slot;
-    let slot = pass.operations.kda_slot(&mut state.kda, slot, pass.position);
+    let slot = &mut state.kda[slot];
     let buffers = &mut work.kda;
     project(pass, layer, weights, work.residual.normed.first(t), buffers);
     convolve(pass, weights, slot, buffers);
@@ -35,18 +33,13 @@ pub(super) fn forward<O: Operations + ?Sized>(
     recur(pass, slot, buffers);
     put_outputs(pass, slot, buffers, stages);
     gate(pass, weights, buffers);
-    let product = Product {
-        matrix: layer.output.view(),
-        vectors: buffers.output.first(t),
-        out: work.residual.output.first_mut(t),
-    };
-    pass.operations.products(pass.threads, vec![product]);
+    pass.product(&layer.output, buffers.output.first(t), work.residual.output.first_mut(t));
     Ok(())
 }
 
-/// Every projection of the normed input, then f_b of f_a.
-fn project<O: Operations + ?Sized>(
-    pass: &Pass<'_, O>,
+/// Every projection of the normed input, f_b of f_a, and β.
+fn project(
+    pass: &Pass<'_>,
     layer: &LayerWeights,
     weights: &KdaWeights,
     x: &[f32],
@@ -63,90 +56,65 @@ fn project<O: Operations + ?Sized>(
         (&weights.f_a, &mut buffers.low_rank),
         (&weights.b, &mut buffers.beta),
     ];
-    let products = outs.into_iter().map(|(matrix, out)| product_of(matrix, x, t, out));
-    pass.operations.products(pass.threads, products.collect());
-    pass.operations.between_low_rank(buffers.low_rank.first_mut(t));
-    let z = product_of(&weights.f_b, buffers.low_rank.first(t), t, &mut buffers.z);
-    pass.operations.products(pass.threads, vec![z]);
-    for token in 0..t {
-        pass.operations.write_strength(buffers.beta.row_mut(token));
-    }
+    let products = outs.into_iter().map(|(matrix, out)| Product {
+        matrix: matrix.view(),
+        vectors: x,
+        out: out.first_mut(t),
+    });
+    pass.products(products.collect());
+    pass.product(&weights.f_b, buffers.low_rank.first(t), buffers.z.first_mut(t));
+    (pass.kernels.sigmoid)(buffers.beta.first_mut(t));
 }
 
-/// A product into the first `t` rows of a buffer.
-fn product_of<'a>(
-    matrix: &'a Matrix,
-    vectors: &'a [f32],
-    t: usize,
-    out: &'a mut Rows,
-) -> Product<'a> {
-    Product { matrix: matrix.view(), vectors, out: out.first_mut(t) }
-}
-
-/// Convolution over time, SiLU, then norm and scale per head.
-fn convolve<O: Operations + ?Sized>(
-    pass: &Pass<'_, O>,
-    weights: &KdaWeights,
-    slot: &mut KdaState,
-    buffers: &mut KdaBuffers,
-) {
-    let (operations, width) = (pass.operations, pass.shape.kda_projection());
-    let history_len = slot.convolution.len() / 3;
-    let mut work = Vec::new();
-    let outs = buffers.vectors.iter_mut();
-    for ((projection, input), out) in Projection::ALL.into_iter().zip(&buffers.inputs).zip(outs) {
-        let history = operations.history_of(projection);
-        let old = slot.convolution[history * history_len..][..history_len].to_vec();
-        let rows = out.first_mut(pass.tokens).chunks_exact_mut(width).enumerate();
-        work.push((projection, input, old, rows));
-    }
-    pass.threads.for_each(work, &|(projection, input, mut history, rows)| {
-        let taps = &weights.taps[projection as usize];
-        for (token, out) in rows {
-            let mut window: Vec<&[f32]> = history.chunks_exact(width).collect();
-            window.push(input.row(token));
-            operations.convolve(&window, taps, out);
-            operations.after_convolution(projection, out);
-            for head in out.chunks_exact_mut(pass.shape.kda_width) {
-                operations.condition_head(projection, head);
+/// Convolution over time, SiLU, then per head the norm of q and k and the scale of q.
+fn convolve(pass: &Pass<'_>, weights: &KdaWeights, slot: &mut KdaState, buffers: &mut KdaBuffers) {
+    let (kernels, width) = (&pass.kernels, pass.shape.kda_projection());
+    let head_width = pass.shape.kda_width;
+    // Factors after the l2norm of q and k; v is not normed.
+    let factors = [Some(inverse_root(head_width)), Some(1.0), None];
+    let third = slot.convolution.len() / 3;
+    let (query, rest) = slot.convolution.split_at_mut(third);
+    let (key, value) = rest.split_at_mut(third);
+    let parts = [query, key, value].into_iter().zip(&weights.taps).zip(factors);
+    let rows = buffers.inputs.iter().zip(&mut buffers.vectors);
+    pass.threads.for_each(parts.zip(rows).collect(), &|(
+        ((history, taps), factor),
+        (input, out),
+    )| {
+        for (token, out) in out.first_mut(pass.tokens).chunks_exact_mut(width).enumerate() {
+            let newest = input.row(token);
+            let window: Vec<&[f32]> = history.chunks_exact(width).chain([newest]).collect();
+            (kernels.convolve)(&window, taps, out);
+            (kernels.silu)(kernels, out);
+            for head in out.chunks_exact_mut(head_width) {
+                if let Some(factor) = factor {
+                    (kernels.l2_norm)(head, factor);
+                }
             }
-            operations.shift_history(&mut history, input.row(token));
+            shift_history(history, newest);
         }
     });
-    for (projection, input) in Projection::ALL.into_iter().zip(&buffers.inputs) {
-        let history = &mut slot.convolution[projection as usize * history_len..][..history_len];
-        for token in 0..pass.tokens {
-            operations.shift_history(history, input.row(token));
-        }
-    }
 }
 
 /// g and α per head and channel.
-fn decay<O: Operations + ?Sized>(
-    pass: &Pass<'_, O>,
-    weights: &KdaWeights,
-    buffers: &mut KdaBuffers,
-) {
-    let width = pass.shape.kda_width;
-    let gate = (weights.a_log.as_slice(), pass.shape.gate_lower_bound);
+fn decay(pass: &Pass<'_>, weights: &KdaWeights, buffers: &mut KdaBuffers) {
+    let (kernels, width) = (&pass.kernels, pass.shape.kda_width);
+    let lower_bound = pass.shape.gate_lower_bound;
     for token in 0..pass.tokens {
         let heads = buffers.z.row(token).chunks_exact(width);
         let out = buffers.log_decay.row_mut(token).chunks_exact_mut(width);
-        let biases = weights.dt_bias.chunks_exact(width);
-        for (head, ((z, bias), out)) in heads.zip(biases).zip(out).enumerate() {
-            pass.operations.log_decay(head, z, bias, gate, out);
+        let gates = weights.dt_bias.chunks_exact(width).zip(&weights.a_log);
+        for ((z, (dt_bias, a_log)), out) in heads.zip(gates).zip(out) {
+            let inputs = DecayInputs { z, dt_bias, a_log: *a_log, lower_bound };
+            (kernels.log_decay)(kernels, &inputs, out);
         }
         buffers.alpha.row_mut(token).copy_from_slice(buffers.log_decay.row(token));
-        pass.operations.exp_all(buffers.alpha.row_mut(token));
+        (kernels.exp)(buffers.alpha.row_mut(token));
     }
 }
 
 /// The recurrence: each head through all tokens of the chunk.
-fn recur<O: Operations + ?Sized>(
-    pass: &Pass<'_, O>,
-    slot: &mut KdaState,
-    buffers: &mut KdaBuffers,
-) {
+fn recur(pass: &Pass<'_>, slot: &mut KdaState, buffers: &mut KdaBuffers) {
     let width = pass.shape.kda_width;
     let projection = pass.shape.kda_projection();
     let mut outs: Vec<Vec<&mut [f32]>> = Vec::new();
@@ -170,31 +138,23 @@ fn recur<O: Operations + ?Sized>(
                 alpha: &alpha.row(token)[columns.clone()],
                 beta: beta.row(token)[head],
             };
-            pass.operations.kda_step(state, &inputs, out);
+            (pass.kernels.kda_step)(state, &inputs, out);
         }
     });
 }
 
 /// K12: per head, norm then gate.
-fn gate<O: Operations + ?Sized>(
-    pass: &Pass<'_, O>,
-    weights: &KdaWeights,
-    buffers: &mut KdaBuffers,
-) {
+fn gate(pass: &Pass<'_>, weights: &KdaWeights, buffers: &mut KdaBuffers) {
     let width = pass.shape.kda_width;
-    let epsilon = pass.epsilon(NormSite::KdaOutput);
+    let norm = (weights.o_norm.weight.as_slice(), weights.o_norm.epsilon);
     let heads = buffers.output.first_mut(pass.tokens).chunks_exact_mut(width);
     let gates = buffers.gate.first_mut(pass.tokens).chunks_exact_mut(width);
     for (o, gate) in heads.zip(gates) {
-        pass.operations.kda_head_output(o, &weights.o_norm, epsilon, gate);
+        (pass.kernels.gated_norm)(&pass.kernels, o, norm, gate);
     }
 }
 
-fn put_inputs<O: Operations + ?Sized>(
-    pass: &Pass<'_, O>,
-    buffers: &KdaBuffers,
-    stages: &mut StageOutput<'_>,
-) {
+fn put_inputs(pass: &Pass<'_>, buffers: &KdaBuffers, stages: &mut StageOutput<'_>) {
     let t = pass.tokens;
     let per_channel = [t, pass.shape.kda_heads, pass.shape.kda_width];
     let [q, k, v] = &buffers.vectors;
@@ -206,8 +166,8 @@ fn put_inputs<O: Operations + ?Sized>(
     stages.put(Stage::KdaBeta, &per_channel[..2], buffers.beta.first(t));
 }
 
-fn put_outputs<O: Operations + ?Sized>(
-    pass: &Pass<'_, O>,
+fn put_outputs(
+    pass: &Pass<'_>,
     slot: &KdaState,
     buffers: &KdaBuffers,
     stages: &mut StageOutput<'_>,

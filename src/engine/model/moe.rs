@@ -13,11 +13,10 @@ use super::forward::Pass;
 use super::stage_output::StageOutput;
 use super::weights::{layer_prefix, named};
 use super::workspace::MoeBuffers;
-use super::{
-    EngineError, MoeWeights, NormSite, Operations, Shape, TensorSpec, WeightSource, Workspace,
-};
+use super::{EngineError, MoeWeights, Shape, TensorSpec, WeightSource, Workspace};
 use crate::kernels::matrix::Matrix;
 use crate::kernels::products::Product;
+use crate::kernels::router::Choice;
 use crate::kernels::sums::Vectors;
 use k3_checkpoint::Dtype;
 use k3_core::stages::Stage;
@@ -103,8 +102,7 @@ impl Expert {
     ///
     /// # Errors
     /// A tensor the source refuses, a NaN scale (Q4).
-    pub fn load<O: Operations + ?Sized>(
-        operations: &O,
+    pub fn load(
         shape: &Shape,
         source: &dyn WeightSource,
         layer: usize,
@@ -126,7 +124,7 @@ impl Expert {
             w2: bind("w2", shape.latent, shape.expert_inner)?,
             w3: bind("w3", shape.expert_inner, shape.latent)?,
         };
-        operations.check_expert(layer, id, &expert)?;
+        expert.check_scales(layer, id)?;
         Ok(expert)
     }
 
@@ -149,60 +147,46 @@ impl ResidentExperts {
     ///
     /// # Errors
     /// As for a single expert.
-    pub fn load<O: Operations + ?Sized>(
-        operations: &O,
-        shape: &Shape,
-        source: &dyn WeightSource,
-    ) -> Result<Self, EngineError> {
+    pub fn load(shape: &Shape, source: &dyn WeightSource) -> Result<Self, EngineError> {
         let mut layers = Vec::with_capacity(shape.layers.len());
         for (layer, place) in shape.layers.iter().enumerate() {
             let count = if place.dense { 0 } else { shape.experts };
-            let load = |id| Expert::load(operations, shape, source, layer, id).map(Arc::new);
+            let load = |id| Expert::load(shape, source, layer, id).map(Arc::new);
             layers.push((0..count).map(load).collect::<Result<_, _>>()?);
         }
         Ok(Self(layers))
     }
 }
 
-/// The choice of one token.
-struct Choice {
-    ids: Vec<usize>,
-    weights: Vec<f32>,
-}
-
 /// A (token, place among its chosen) pair that an expert serves.
 type Served = (usize, usize);
 
 /// LatentMoE of a chunk: reads `residual.normed`, writes `residual.output`.
-pub(super) fn forward<O: Operations + ?Sized>(
-    pass: &Pass<'_, O>,
+pub(super) fn forward(
+    pass: &Pass<'_>,
     weights: &MoeWeights,
     work: &mut Workspace,
     stages: &mut StageOutput<'_>,
 ) -> Result<(), EngineError> {
-    let (operations, shape, t) = (pass.operations, pass.shape, pass.tokens);
-    let mixed = work.residual.mixed.first(t);
-    let normed = work.residual.normed.first(t);
+    let (kernels, shape, t) = (&pass.kernels, pass.shape, pass.tokens);
+    let x = work.residual.normed.first(t);
     let buffers = &mut work.moe;
     let products = vec![
-        Product {
-            matrix: weights.router.view(),
-            vectors: operations.router_input(normed, mixed),
-            out: buffers.scores.first_mut(t),
-        },
-        Product { matrix: weights.down.view(), vectors: normed, out: buffers.latent.first_mut(t) },
+        Product { matrix: weights.router.view(), vectors: x, out: buffers.scores.first_mut(t) },
+        Product { matrix: weights.down.view(), vectors: x, out: buffers.latent.first_mut(t) },
     ];
-    operations.products(pass.threads, products);
-    operations.router_scores(buffers.scores.first_mut(t));
+    pass.products(products);
+    (kernels.sigmoid)(buffers.scores.first_mut(t));
     let choices = choose(pass, &weights.bias, buffers)?;
     put_choices(shape, &choices, buffers, stages);
-    run_experts(pass, &choices, normed, buffers)?;
+    run_experts(pass, &choices, buffers)?;
     finish_routed(pass, weights, &choices, buffers);
-    let shared_input = operations.shared_input(normed, mixed);
-    let shared_out = buffers.shared.first_mut(t);
-    dense::forward(pass, &weights.shared, shared_input, &mut work.mlp, shared_out);
-    let out = work.residual.output.first_mut(t);
-    operations.combine_moe(buffers.routed.first(t), buffers.shared.first(t), out);
+    let shared = buffers.shared.first_mut(t);
+    dense::forward(pass, &weights.shared, x, &mut work.mlp, shared);
+    let sums = buffers.routed.first(t).iter().zip(buffers.shared.first(t));
+    for (out, (routed, shared)) in work.residual.output.first_mut(t).iter_mut().zip(sums) {
+        *out = routed + shared;
+    }
     stages.put(Stage::MoeLatent, &[t, shape.latent], buffers.latent.first(t));
     stages.put(Stage::MoeSum, &[t, shape.latent], buffers.sum.first(t));
     stages.put(Stage::MoeShared, &[t, shape.hidden], buffers.shared.first(t));
@@ -210,23 +194,16 @@ pub(super) fn forward<O: Operations + ?Sized>(
 }
 
 /// Selects each token's experts and weighs them.
-fn choose<O: Operations + ?Sized>(
-    pass: &Pass<'_, O>,
-    bias: &[f32],
-    buffers: &MoeBuffers,
-) -> Result<Vec<Choice>, EngineError> {
+fn choose(pass: &Pass<'_>, bias: &[f32], buffers: &MoeBuffers) -> Result<Vec<Choice>, EngineError> {
     let mut choices = Vec::with_capacity(pass.tokens);
     for token in 0..pass.tokens {
         let scores = buffers.scores.row(token);
-        let ids = pass.operations.select(scores, bias, pass.shape.top_k);
-        let ids = ids.map_err(|nan| EngineError::RouterNan {
+        let choice = (pass.kernels.choose)(scores, bias, pass.shape.top_k, pass.shape.weighting);
+        choices.push(choice.map_err(|nan| EngineError::RouterNan {
             layer: pass.layer,
             position: pass.position + token,
             expert: nan.expert,
-        })?;
-        let weighting = pass.shape.weighting;
-        let weights = pass.operations.routing_weights(scores, bias, &ids, weighting);
-        choices.push(Choice { ids, weights });
+        })?);
     }
     Ok(choices)
 }
@@ -246,10 +223,9 @@ fn put_choices(
 }
 
 /// Runs every chosen expert on its tokens, in the batches that the source cuts.
-fn run_experts<O: Operations + ?Sized>(
-    pass: &Pass<'_, O>,
+fn run_experts(
+    pass: &Pass<'_>,
     choices: &[Choice],
-    normed: &[f32],
     buffers: &mut MoeBuffers,
 ) -> Result<(), EngineError> {
     let mut served: Vec<Vec<Served>> = vec![Vec::new(); pass.shape.experts];
@@ -261,27 +237,24 @@ fn run_experts<O: Operations + ?Sized>(
     let demands: Vec<&[usize]> = choices.iter().map(|choice| choice.ids.as_slice()).collect();
     let batches = pass.experts.batches(pass.layer, pass.position, &demands)?;
     for batch in &batches {
-        let experts = pass.operations.experts(pass.experts, pass.layer, batch)?;
+        let experts = pass.experts.experts(pass.layer, batch)?;
         let groups: Vec<&[Served]> = batch.iter().map(|&id| served[id].as_slice()).collect();
-        run_batch(pass, &experts, &groups, normed, buffers);
+        run_batch(pass, &experts, &groups, buffers);
     }
     Ok(())
 }
 
 /// w2 · SiTU(w1·z, w3·z) for each expert of a batch on the tokens it serves.
-fn run_batch<O: Operations + ?Sized>(
-    pass: &Pass<'_, O>,
+fn run_batch(
+    pass: &Pass<'_>,
     experts: &[Arc<Expert>],
     groups: &[&[Served]],
-    normed: &[f32],
     buffers: &mut MoeBuffers,
 ) {
-    let (operations, shape) = (pass.operations, pass.shape);
+    let (kernels, shape) = (&pass.kernels, pass.shape);
     let pairs: Vec<Served> = groups.iter().flat_map(|group| group.iter()).copied().collect();
     for (row, (token, _)) in pairs.iter().enumerate() {
-        let full = &normed[token * shape.hidden..(token + 1) * shape.hidden];
-        let input = operations.expert_input(buffers.latent.row(*token), full);
-        buffers.gathered.row_mut(row).copy_from_slice(&input[..shape.latent]);
+        buffers.gathered.row_mut(row).copy_from_slice(buffers.latent.row(*token));
     }
     let n = pairs.len();
     let w1 = experts.iter().map(|expert| &expert.w1);
@@ -289,14 +262,14 @@ fn run_batch<O: Operations + ?Sized>(
     let gathered = buffers.gathered.first(n);
     let mut products = grouped(w1, groups, gathered, buffers.expert_gate.first_mut(n));
     products.extend(grouped(w3, groups, gathered, buffers.expert_up.first_mut(n)));
-    operations.products(pass.threads, products);
+    pass.products(products);
     let (gate, up) = (buffers.expert_gate.first(n), buffers.expert_up.first(n));
     let activated = buffers.expert_activated.first_mut(n);
-    operations.expert_activation(gate, up, shape.caps, activated);
+    (kernels.situ)(kernels, gate, up, shape.caps, activated);
     let w2 = experts.iter().map(|expert| &expert.w2);
     let activated = buffers.expert_activated.first(n);
     let products = grouped(w2, groups, activated, buffers.expert_grouped.first_mut(n));
-    operations.products(pass.threads, products);
+    pass.products(products);
     for (row, (token, place)) in pairs.iter().enumerate() {
         let outputs = buffers.expert_outputs.row_mut(*token);
         let out = &mut outputs[place * shape.latent..(place + 1) * shape.latent];
@@ -322,26 +295,20 @@ fn grouped<'a>(
 }
 
 /// The weighted sum per token, its norm, and the up-projection.
-fn finish_routed<O: Operations + ?Sized>(
-    pass: &Pass<'_, O>,
+fn finish_routed(
+    pass: &Pass<'_>,
     weights: &MoeWeights,
     choices: &[Choice],
     buffers: &mut MoeBuffers,
 ) {
-    let (operations, t) = (pass.operations, pass.tokens);
+    let (kernels, t) = (&pass.kernels, pass.tokens);
     let stride = pass.shape.latent;
     for (token, choice) in choices.iter().enumerate() {
         let outputs = Vectors::Strided { data: buffers.expert_outputs.row(token), stride };
         let sum = buffers.sum.row_mut(token);
-        operations.expert_sum(&choice.ids, &choice.weights, outputs, sum);
+        (kernels.expert_sum)(&choice.ids, &choice.weights, outputs, sum);
         let normed = buffers.sum_normed.row_mut(token);
-        let epsilon = pass.epsilon(NormSite::RoutedExperts);
-        operations.routed_norm(buffers.sum.row(token), &weights.norm, epsilon, normed);
+        weights.norm.apply(kernels, buffers.sum.row(token), normed);
     }
-    let product = Product {
-        matrix: weights.up.view(),
-        vectors: buffers.sum_normed.first(t),
-        out: buffers.routed.first_mut(t),
-    };
-    operations.products(pass.threads, vec![product]);
+    pass.product(&weights.up, buffers.sum_normed.first(t), buffers.routed.first_mut(t));
 }

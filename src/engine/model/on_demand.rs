@@ -3,40 +3,26 @@
 
 use std::sync::Arc;
 
-use super::{
-    EngineError, Expert, ExpertSource, LayerSource, LayerWeights, Operations, Shape, WeightSource,
-};
+use super::{EngineError, Expert, ExpertSource, LayerSource, LayerWeights, Shape, WeightSource};
 
 /// Reads what is asked for, every time anew.
 #[derive(Debug)]
-pub struct OnDemand<O: ?Sized, S> {
+pub struct OnDemand<S> {
     /// Widths and layers.
     pub shape: Shape,
     /// Where the bytes come from.
     pub source: Arc<S>,
-    /// What loading is composed of.
-    pub operations: Arc<O>,
 }
 
-impl<O, S> LayerSource for OnDemand<O, S>
-where
-    O: Operations + ?Sized,
-    S: WeightSource + Send + Sync + std::fmt::Debug,
-{
+impl<S: WeightSource + Send + Sync + std::fmt::Debug> LayerSource for OnDemand<S> {
     fn layer(&self, layer: usize) -> Result<Arc<LayerWeights>, EngineError> {
-        LayerWeights::load(&*self.operations, &self.shape, &*self.source, layer).map(Arc::new)
+        LayerWeights::load(&self.shape, &*self.source, layer).map(Arc::new)
     }
 }
 
-impl<O, S> ExpertSource for OnDemand<O, S>
-where
-    O: Operations + ?Sized,
-    S: WeightSource + Send + Sync + std::fmt::Debug,
-{
+impl<S: WeightSource + Send + Sync + std::fmt::Debug> ExpertSource for OnDemand<S> {
     fn experts(&self, layer: usize, ids: &[usize]) -> Result<Vec<Arc<Expert>>, EngineError> {
-        let load = |&id: &usize| {
-            Expert::load(&*self.operations, &self.shape, &*self.source, layer, id).map(Arc::new)
-        };
+        let load = |&id: &usize| Expert::load(&self.shape, &*self.source, layer, id).map(Arc::new);
         ids.iter().map(load).collect()
     }
 

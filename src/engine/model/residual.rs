@@ -1,64 +1,33 @@
-//! The attention-residual stream: banks, running sum, and the mixes over them (R1…R7).
+//! The attention-residual stream: mixes over banks and running sum (R1…R7), norms of the mix.
 
 use super::forward::Pass;
-use super::workspace::ResidualBuffers;
-use super::{NormSite, Operations};
+use super::workspace::{ResidualBuffers, Rows};
+use super::{Mixer, Norm};
 
-/// h = mix(b, s) for every token of the chunk, from the first `banks` banks; writes `mixed`.
-pub(super) fn mix<O: Operations + ?Sized>(
-    pass: &Pass<'_, O>,
-    site: NormSite,
-    folded: &[f32],
-    banks: usize,
-    buffers: &mut ResidualBuffers,
-) {
-    let width = pass.shape.hidden;
-    let epsilon = pass.epsilon(site);
-    let (running, all_banks) = (&buffers.running, &buffers.banks[..banks]);
-    let rows = buffers.mixed.first_mut(pass.tokens).chunks_exact_mut(width);
+/// h = mix(b, s) for every token of the chunk, from all banks pushed so far; writes `mixed`. The
+/// sources are the banks in order, then the running sum.
+pub(super) fn mix(pass: &Pass<'_>, mixer: &Mixer, stream: &mut ResidualBuffers) {
+    let weights = (mixer.folded.as_slice(), mixer.epsilon);
+    let (running, banks) = (&stream.running, &stream.banks[..stream.filled]);
+    let rows = stream.mixed.first_mut(pass.tokens).chunks_exact_mut(pass.shape.hidden);
     pass.threads.for_each(rows.enumerate().collect(), &|(token, out): (usize, &mut [f32])| {
-        let banks: Vec<&[f32]> = all_banks.iter().map(|bank| bank.row(token)).collect();
-        let sources = pass.operations.mix_sources(&banks, running.row(token));
-        let mut keys = vec![0.0; width];
-        pass.operations.residual_mix(&sources, folded, epsilon, &mut keys, out);
+        let banks = banks.iter().map(|bank| bank.row(token));
+        let sources: Vec<&[f32]> = banks.chain([running.row(token)]).collect();
+        (pass.kernels.residual_mix)(&pass.kernels, &sources, weights, out);
     });
 }
 
-/// h = s, while there is no bank.
-pub(super) fn copy_running(tokens: usize, buffers: &mut ResidualBuffers) {
-    buffers.mixed.first_mut(tokens).copy_from_slice(buffers.running.first(tokens));
+/// RMSNorm of every row of the chunk.
+pub(super) fn norm(pass: &Pass<'_>, norm: &Norm, x: &Rows, out: &mut Rows) {
+    let rows = out.first_mut(pass.tokens).chunks_exact_mut(pass.shape.hidden);
+    pass.threads.for_each(rows.enumerate().collect(), &|(token, out): (usize, &mut [f32])| {
+        norm.apply(&pass.kernels, x.row(token), out);
+    });
 }
 
-/// R5: pushes the un-mixed s onto the banks and clears s.
-pub(super) fn bank<O: Operations + ?Sized>(pass: &Pass<'_, O>, buffers: &mut ResidualBuffers) {
-    let (running, mixed) = (buffers.running.first(pass.tokens), buffers.mixed.first(pass.tokens));
-    let banked = pass.operations.banked(running, mixed);
-    buffers.banks[buffers.filled].first_mut(pass.tokens).copy_from_slice(banked);
-    buffers.filled += 1;
-    buffers.cleared = pass.operations.clears_after_banking();
-}
-
-/// s += output, or s = output after a clearing (R6).
-pub(super) fn add<O: Operations + ?Sized>(pass: &Pass<'_, O>, buffers: &mut ResidualBuffers) {
-    let (running, output) = (&mut buffers.running, buffers.output.first(pass.tokens));
-    if std::mem::take(&mut buffers.cleared) {
-        running.first_mut(pass.tokens).copy_from_slice(output);
-    } else {
-        pass.operations.add(running.first_mut(pass.tokens), output);
+/// running += addend, one f32 addition each.
+pub(super) fn add(running: &mut [f32], addend: &[f32]) {
+    for (running, addend) in running.iter_mut().zip(addend) {
+        *running += addend;
     }
-}
-
-/// RMSNorm of every row of `mixed` into `normed`.
-pub(super) fn norm<O: Operations + ?Sized>(
-    pass: &Pass<'_, O>,
-    site: NormSite,
-    weight: &[f32],
-    buffers: &mut ResidualBuffers,
-) {
-    let (width, epsilon) = (pass.shape.hidden, pass.epsilon(site));
-    let mixed = &buffers.mixed;
-    let rows = buffers.normed.first_mut(pass.tokens).chunks_exact_mut(width);
-    pass.threads.for_each(rows.enumerate().collect(), &|(token, out): (usize, &mut [f32])| {
-        pass.operations.rms_norm(mixed.row(token), weight, epsilon, out);
-    });
 }

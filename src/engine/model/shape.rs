@@ -2,10 +2,10 @@
 //!
 //! The engine's own derivation; the reference has another, and a shared mistake would be one.
 
-use super::{EngineError, Operations};
+use super::EngineError;
 use crate::kernels::router::Weighting;
 use crate::kernels::situ::Caps;
-use k3_core::config::RawConfig;
+use k3_core::config::{MLA_NORM_EPS, RawConfig};
 
 /// Which attention a layer has.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -38,6 +38,9 @@ pub struct Shape {
     pub vocabulary: usize,
     /// ε of every RMSNorm but MLA's two.
     pub rms_norm_eps: f64,
+    /// ε of MLA's two low-rank norms (N3): the released code's class default, unless a caller sets
+    /// another before it loads weights. Every report prints it.
+    pub mla_norm_eps: f64,
     /// KDA heads H.
     pub kda_heads: usize,
     /// KDA head width D; P = H·D.
@@ -84,23 +87,21 @@ impl Shape {
     /// # Errors
     /// Layer lists that are not a partition of 1..=n, a layer count of 0, more chosen experts
     /// than there are, or expert widths that MXFP4 groups do not divide.
-    pub fn derive<O: Operations + ?Sized>(
-        operations: &O,
-        raw: &RawConfig,
-    ) -> Result<Self, EngineError> {
+    pub fn derive(raw: &RawConfig) -> Result<Self, EngineError> {
         check(raw)?;
         let mut layers: Vec<LayerShape> = Vec::with_capacity(raw.num_hidden_layers);
         for layer in 0..raw.num_hidden_layers {
-            let attention = operations.attention_kind(raw, layer)?;
+            let attention = attention_kind(raw, layer)?;
             let slot = layers.iter().filter(|l| l.attention == attention).count();
-            let dense = operations.is_dense(raw, layer);
-            let banks = operations.banks_at(raw, layer);
+            let dense = layer < raw.first_k_dense_replace;
+            let banks = layer.is_multiple_of(raw.attn_res_block_size);
             layers.push(LayerShape { attention, slot, dense, banks });
         }
         Ok(Self {
             hidden: raw.hidden_size,
             vocabulary: raw.vocab_size,
             rms_norm_eps: raw.rms_norm_eps,
+            mla_norm_eps: MLA_NORM_EPS,
             kda_heads: raw.kda_num_heads,
             kda_width: raw.kda_head_dim,
             conv_kernel: raw.short_conv_kernel_size,
@@ -155,7 +156,7 @@ impl Shape {
 }
 
 /// L1: KDA iff index+1 is in `kda_layers`, MLA iff it is in `full_attn_layers`.
-pub(super) fn attention_kind(raw: &RawConfig, layer: usize) -> Result<AttentionKind, EngineError> {
+fn attention_kind(raw: &RawConfig, layer: usize) -> Result<AttentionKind, EngineError> {
     let one_based = layer + 1;
     let kda = raw.kda_layers.iter().filter(|&&l| l == one_based).count();
     let mla = raw.full_attn_layers.iter().filter(|&&l| l == one_based).count();

@@ -9,10 +9,12 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{AttentionKind, EngineError, Operations, Shape};
+use super::{AttentionKind, EngineError, Shape};
 use crate::kernels::bf16;
 use crate::kernels::matrix::{Matrix, MatrixError, MatrixRef, SharedBytes};
+use crate::kernels::residual::fold;
 use crate::kernels::rows::Row;
+use crate::kernels::table::Kernels;
 use k3_checkpoint::Dtype;
 
 /// A tensor the engine asks for.
@@ -35,6 +37,31 @@ pub trait WeightSource {
     fn tensor(&self, spec: &TensorSpec) -> Result<SharedBytes, EngineError>;
 }
 
+/// What an RMSNorm(x; w, ε) has of its own.
+#[derive(Debug, Clone, PartialEq)]
+pub struct Norm {
+    /// w.
+    pub weight: Vec<f32>,
+    /// ε (N2, N3).
+    pub epsilon: f64,
+}
+
+impl Norm {
+    /// RMSNorm(x; w, ε) of one row.
+    pub fn apply(&self, kernels: &Kernels, x: &[f32], out: &mut [f32]) {
+        (kernels.rms_norm)(x, &self.weight, self.epsilon, out);
+    }
+}
+
+/// What a residual mix has of its own (R3).
+#[derive(Debug, Clone, PartialEq)]
+pub struct Mixer {
+    /// norm.w ⊙ proj.w \[E\].
+    pub folded: Vec<f32>,
+    /// ε of the keys' norm (N2).
+    pub epsilon: f64,
+}
+
 /// KDA's tensors (P = H·D).
 #[derive(Debug, Clone)]
 pub struct KdaWeights {
@@ -53,7 +80,7 @@ pub struct KdaWeights {
     /// Per channel \[P\].
     pub dt_bias: Vec<f32>,
     /// \[D\].
-    pub o_norm: Vec<f32>,
+    pub o_norm: Norm,
 }
 
 /// MLA's tensors.
@@ -62,13 +89,13 @@ pub struct MlaWeights {
     /// \[q_lora, E\].
     pub q_a: Matrix,
     /// \[q_lora\].
-    pub q_a_norm: Vec<f32>,
+    pub q_a_norm: Norm,
     /// \[heads·(nope+rope), q_lora\].
     pub q_b: Matrix,
     /// \[kv_lora+rope, E\].
     pub kv_a: Matrix,
     /// \[kv_lora\].
-    pub kv_a_norm: Vec<f32>,
+    pub kv_a_norm: Norm,
     /// \[heads·(nope+v), kv_lora\].
     pub kv_b: Matrix,
 }
@@ -105,7 +132,7 @@ pub struct MoeWeights {
     /// \[E, L\].
     pub up: Matrix,
     /// \[L\].
-    pub norm: Vec<f32>,
+    pub norm: Norm,
     /// The shared MLP.
     pub shared: DenseWeights,
 }
@@ -123,13 +150,13 @@ pub enum MlpWeights {
 #[derive(Debug, Clone)]
 pub struct LayerWeights {
     /// \[E\].
-    pub input_norm: Vec<f32>,
+    pub input_norm: Norm,
     /// \[E\].
-    pub post_attention_norm: Vec<f32>,
-    /// Attention-side mixer, folded \[E\] (R3). Layer 0 has one and never uses it.
-    pub attention_mixer: Vec<f32>,
-    /// MLP-side mixer, folded \[E\].
-    pub mlp_mixer: Vec<f32>,
+    pub post_attention_norm: Norm,
+    /// Attention-side mixer. Layer 0 has one and never uses it.
+    pub attention_mixer: Mixer,
+    /// MLP-side mixer.
+    pub mlp_mixer: Mixer,
     /// KDA or MLA.
     pub attention: AttentionWeights,
     /// Output gate \[P or heads·v, E\].
@@ -207,28 +234,26 @@ impl VocabularySource for ResidentVocabulary {
 pub struct Weights {
     /// Embedding and head.
     pub vocabulary: Arc<dyn VocabularySource>,
-    /// Output mixer, folded \[E\].
-    pub output_mixer: Vec<f32>,
+    /// Output mixer.
+    pub output_mixer: Mixer,
     /// \[E\].
-    pub final_norm: Vec<f32>,
+    pub final_norm: Norm,
 }
 
 /// Binds names below a prefix.
-struct Binder<'a, O: ?Sized> {
-    operations: &'a O,
+struct Binder<'a> {
+    shape: &'a Shape,
     source: &'a dyn WeightSource,
     prefix: String,
 }
 
-impl<'a, O: Operations + ?Sized> Binder<'a, O> {
+impl<'a> Binder<'a> {
     /// For tensors outside the layers.
-    fn of_model(operations: &'a O, source: &'a dyn WeightSource) -> Self {
+    fn of_model(shape: &'a Shape, source: &'a dyn WeightSource) -> Self {
         let prefix = "language_model.".to_owned();
-        Self { operations, source, prefix }
+        Self { shape, source, prefix }
     }
-}
 
-impl<O: Operations + ?Sized> Binder<'_, O> {
     fn bytes(
         &self,
         name: &str,
@@ -264,17 +289,27 @@ impl<O: Operations + ?Sized> Binder<'_, O> {
         if got == expected { Ok(values) } else { Err(EngineError::Length { name, expected, got }) }
     }
 
-    fn norm(&self, name: &str, width: usize) -> Result<Vec<f32>, EngineError> {
-        self.vector(name, Dtype::Bf16, &[width])
+    /// A norm with `rms_norm_eps`.
+    fn norm(&self, name: &str, width: usize) -> Result<Norm, EngineError> {
+        let weight = self.vector(name, Dtype::Bf16, &[width])?;
+        Ok(Norm { weight, epsilon: self.shape.rms_norm_eps })
     }
 
-    fn mixer(&self, name: &str, hidden: usize) -> Result<Vec<f32>, EngineError> {
+    /// One of MLA's two low-rank norms (N3).
+    fn low_rank_norm(&self, name: &str, width: usize) -> Result<Norm, EngineError> {
+        let epsilon = self.shape.mla_norm_eps;
+        Ok(Norm { epsilon, ..self.norm(name, width)? })
+    }
+
+    fn mixer(&self, name: &str) -> Result<Mixer, EngineError> {
+        let hidden = self.shape.hidden;
         let norm = self.vector(&format!("{name}_norm.weight"), Dtype::Bf16, &[hidden])?;
         let projection = self.vector(&format!("{name}_proj.weight"), Dtype::Bf16, &[1, hidden])?;
-        Ok(self.operations.fold(&norm, &projection))
+        Ok(Mixer { folded: fold(&norm, &projection), epsilon: self.shape.rms_norm_eps })
     }
 
-    fn dense(&self, name: &str, hidden: usize, inner: usize) -> Result<DenseWeights, EngineError> {
+    fn dense(&self, name: &str, inner: usize) -> Result<DenseWeights, EngineError> {
+        let hidden = self.shape.hidden;
         Ok(DenseWeights {
             gate: self.matrix(&format!("{name}.gate_proj.weight"), inner, hidden)?,
             up: self.matrix(&format!("{name}.up_proj.weight"), inner, hidden)?,
@@ -282,7 +317,8 @@ impl<O: Operations + ?Sized> Binder<'_, O> {
         })
     }
 
-    fn kda(&self, shape: &Shape) -> Result<KdaWeights, EngineError> {
+    fn kda(&self) -> Result<KdaWeights, EngineError> {
+        let shape = self.shape;
         let (p, e, d) = (shape.kda_projection(), shape.hidden, shape.kda_width);
         let projection = |name| self.matrix(&format!("self_attn.{name}_proj.weight"), p, e);
         let taps = |name| {
@@ -290,39 +326,46 @@ impl<O: Operations + ?Sized> Binder<'_, O> {
             self.vector(&name, Dtype::F32, &[p, 1, shape.conv_kernel])
         };
         let stored = self.vector("self_attn.A_log", Dtype::F32, &[d])?;
-        let a_log = self.operations.a_log(&stored, shape.kda_heads);
-        let a_log = a_log.map_err(|(index, value)| {
+        // The first H values are the heads', the rest is padding (K7, K8).
+        let (a_log, tail) = stored.split_at(shape.kda_heads);
+        if let Some(place) = tail.iter().position(|value| *value != 0.0) {
             let name = format!("{}self_attn.A_log", self.prefix);
-            EngineError::ALogTail { name, index, value }
-        })?;
+            let (index, value) = (shape.kda_heads + place, tail[place]);
+            return Err(EngineError::ALogTail { name, index, value });
+        }
         Ok(KdaWeights {
             projections: [projection("q")?, projection("k")?, projection("v")?],
             taps: [taps("q")?, taps("k")?, taps("v")?],
             f_a: self.matrix("self_attn.f_a_proj.weight", d, e)?,
             f_b: self.matrix("self_attn.f_b_proj.weight", p, d)?,
             b: self.matrix("self_attn.b_proj.weight", shape.kda_heads, e)?,
-            a_log,
+            a_log: a_log.to_vec(),
             dt_bias: self.vector("self_attn.dt_bias", Dtype::F32, &[p])?,
-            o_norm: self.vector("self_attn.o_norm.weight", Dtype::F32, &[d])?,
+            o_norm: Norm {
+                weight: self.vector("self_attn.o_norm.weight", Dtype::F32, &[d])?,
+                epsilon: shape.rms_norm_eps,
+            },
         })
     }
 
-    fn mla(&self, shape: &Shape) -> Result<MlaWeights, EngineError> {
+    fn mla(&self) -> Result<MlaWeights, EngineError> {
+        let shape = self.shape;
         let (e, heads) = (shape.hidden, shape.mla_heads);
         let q_rows = heads * (shape.nope + shape.rope);
         let kv_rows = heads * (shape.nope + shape.v_width);
         let (q_lora, kv_lora) = (shape.q_lora, shape.kv_lora);
         Ok(MlaWeights {
             q_a: self.matrix("self_attn.q_a_proj.weight", q_lora, e)?,
-            q_a_norm: self.norm("self_attn.q_a_layernorm.weight", q_lora)?,
+            q_a_norm: self.low_rank_norm("self_attn.q_a_layernorm.weight", q_lora)?,
             q_b: self.matrix("self_attn.q_b_proj.weight", q_rows, q_lora)?,
             kv_a: self.matrix("self_attn.kv_a_proj_with_mqa.weight", shape.cache_width(), e)?,
-            kv_a_norm: self.norm("self_attn.kv_a_layernorm.weight", kv_lora)?,
+            kv_a_norm: self.low_rank_norm("self_attn.kv_a_layernorm.weight", kv_lora)?,
             kv_b: self.matrix("self_attn.kv_b_proj.weight", kv_rows, kv_lora)?,
         })
     }
 
-    fn moe(&self, shape: &Shape) -> Result<MoeWeights, EngineError> {
+    fn moe(&self) -> Result<MoeWeights, EngineError> {
+        let shape = self.shape;
         let (e, l, n) = (shape.hidden, shape.latent, shape.experts);
         let block = |name: &str| format!("block_sparse_moe.{name}");
         Ok(MoeWeights {
@@ -331,7 +374,7 @@ impl<O: Operations + ?Sized> Binder<'_, O> {
             down: self.matrix(&block("routed_expert_down_proj.weight"), l, e)?,
             up: self.matrix(&block("routed_expert_up_proj.weight"), e, l)?,
             norm: self.norm(&block("routed_expert_norm.weight"), l)?,
-            shared: self.dense(&block("shared_experts"), e, shape.shared_inner)?,
+            shared: self.dense(&block("shared_experts"), shape.shared_inner)?,
         })
     }
 }
@@ -354,34 +397,29 @@ impl Weights {
     ///
     /// # Errors
     /// A tensor the source refuses.
-    pub fn load<O: Operations + ?Sized>(
-        operations: &O,
-        shape: &Shape,
-        source: &dyn WeightSource,
-    ) -> Result<Self, EngineError> {
-        let binder = Binder::of_model(operations, source);
+    pub fn load(shape: &Shape, source: &dyn WeightSource) -> Result<Self, EngineError> {
+        let binder = Binder::of_model(shape, source);
         let (v, e) = (shape.vocabulary, shape.hidden);
         let vocabulary = Arc::new(ResidentVocabulary {
             embedding: binder.matrix("model.embed_tokens.weight", v, e)?,
             head: binder.matrix("lm_head.weight", v, e)?,
         });
-        Self::load_beside(operations, shape, source, vocabulary)
+        Self::load_beside(shape, source, vocabulary)
     }
 
     /// Binds the closing stages; embedding and head come from elsewhere.
     ///
     /// # Errors
     /// A tensor the source refuses.
-    pub fn load_beside<O: Operations + ?Sized>(
-        operations: &O,
+    pub fn load_beside(
         shape: &Shape,
         source: &dyn WeightSource,
         vocabulary: Arc<dyn VocabularySource>,
     ) -> Result<Self, EngineError> {
-        let binder = Binder::of_model(operations, source);
+        let binder = Binder::of_model(shape, source);
         Ok(Self {
             vocabulary,
-            output_mixer: binder.mixer("model.output_attn_res", shape.hidden)?,
+            output_mixer: binder.mixer("model.output_attn_res")?,
             final_norm: binder.norm("model.norm.weight", shape.hidden)?,
         })
     }
@@ -392,34 +430,33 @@ impl LayerWeights {
     ///
     /// # Errors
     /// A tensor the source refuses; a non-zero tail of `A_log` (K8).
-    pub fn load<O: Operations + ?Sized>(
-        operations: &O,
+    pub fn load(
         shape: &Shape,
         source: &dyn WeightSource,
         layer: usize,
     ) -> Result<Self, EngineError> {
-        let binder = Binder { operations, source, prefix: layer_prefix(layer) };
+        let binder = Binder { shape, source, prefix: layer_prefix(layer) };
         let (e, place) = (shape.hidden, shape.layers[layer]);
         let (attention, width) = match place.attention {
             AttentionKind::Kda => {
-                let kda = Box::new(binder.kda(shape)?);
+                let kda = Box::new(binder.kda()?);
                 (AttentionWeights::Kda(kda), shape.kda_projection())
             }
             AttentionKind::Mla => {
-                let mla = Box::new(binder.mla(shape)?);
+                let mla = Box::new(binder.mla()?);
                 (AttentionWeights::Mla(mla), shape.mla_heads * shape.v_width)
             }
         };
         let mlp = if place.dense {
-            MlpWeights::Dense(Box::new(binder.dense("mlp", e, shape.dense_inner)?))
+            MlpWeights::Dense(Box::new(binder.dense("mlp", shape.dense_inner)?))
         } else {
-            MlpWeights::Moe(Box::new(binder.moe(shape)?))
+            MlpWeights::Moe(Box::new(binder.moe()?))
         };
         Ok(Self {
             input_norm: binder.norm("input_layernorm.weight", e)?,
             post_attention_norm: binder.norm("post_attention_layernorm.weight", e)?,
-            attention_mixer: binder.mixer("self_attention_res", e)?,
-            mlp_mixer: binder.mixer("mlp_res", e)?,
+            attention_mixer: binder.mixer("self_attention_res")?,
+            mlp_mixer: binder.mixer("mlp_res")?,
             attention,
             gate: binder.matrix("self_attn.g_proj.weight", width, e)?,
             output: binder.matrix("self_attn.o_proj.weight", e, width)?,
@@ -433,12 +470,8 @@ impl ResidentLayers {
     ///
     /// # Errors
     /// As for a single layer.
-    pub fn load<O: Operations + ?Sized>(
-        operations: &O,
-        shape: &Shape,
-        source: &dyn WeightSource,
-    ) -> Result<Self, EngineError> {
-        let load = |layer| LayerWeights::load(operations, shape, source, layer).map(Arc::new);
+    pub fn load(shape: &Shape, source: &dyn WeightSource) -> Result<Self, EngineError> {
+        let load = |layer| LayerWeights::load(shape, source, layer).map(Arc::new);
         (0..shape.layers.len()).map(load).collect::<Result<_, _>>().map(Self)
     }
 }

@@ -57,8 +57,6 @@ pub struct ResidualBuffers {
     pub banks: Vec<Rows>,
     /// Banks pushed so far in this pass.
     pub filled: usize,
-    /// Whether s was cleared and restarts from the attention output (R5, R6).
-    pub cleared: bool,
     /// h: the mix \[T, E\].
     pub mixed: Rows,
     /// The normed input of attention or MLP \[T, E\].
@@ -206,7 +204,6 @@ fn residual_buffers(shape: &Shape, t: usize) -> ResidualBuffers {
         running: rows(),
         banks: (0..shape.banks()).map(|_| rows()).collect(),
         filled: 0,
-        cleared: false,
         mixed: rows(),
         normed: rows(),
         output: rows(),

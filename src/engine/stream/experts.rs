@@ -24,7 +24,7 @@ use super::read::{BlockFile, read_all};
 use super::recorder::Recorder;
 use super::runs::{Run, RunSource};
 use crate::kernels::threads::Threads;
-use crate::model::{EngineError, Expert, ExpertSource, Operations, Shape};
+use crate::model::{EngineError, Expert, ExpertSource, Shape};
 use k3_cache::policy::{DemandView, PolicyName};
 use k3_cache::shape::ModelShape;
 use k3_cache::slot_table::{Counters, Reserve, SlotTable};
@@ -63,8 +63,7 @@ pub struct ExpertCounters {
 
 /// Experts through a cache.
 #[derive(Debug)]
-pub struct ExpertCache<O: Operations + ?Sized> {
-    operations: Arc<O>,
+pub struct ExpertCache {
     shape: Shape,
     sizes: ModelShape,
     store: ExpertStore,
@@ -135,13 +134,12 @@ pub fn slot_bytes(checkpoint: &Checkpoint, binding: &Binding, layers: usize) -> 
     sizes.fold((0, 0), |(slot, copied), one| (slot.max(one.0), copied.max(one.1)))
 }
 
-impl<O: Operations + ?Sized> ExpertCache<O> {
+impl ExpertCache {
     /// An empty cache; takes its memory now.
     ///
     /// # Errors
     /// No slots, no threads.
     pub fn open(
-        operations: Arc<O>,
         shape: Shape,
         store: ExpertStore,
         habits: Arc<dyn Habits>,
@@ -160,7 +158,6 @@ impl<O: Operations + ?Sized> ExpertCache<O> {
             counters: ExpertCounters::default(),
         };
         Ok(Self {
-            operations,
             shape,
             sizes,
             threads: Threads::new(store.io_threads)?,
@@ -302,7 +299,7 @@ impl<O: Operations + ?Sized> ExpertCache<O> {
         let mut experts = Vec::with_capacity(missing.len());
         for (one, slot) in missing.iter().zip(slots) {
             let source = RunSource { run: &one.run, slot: Arc::new(slot) };
-            let expert = Expert::load(&*self.operations, &self.shape, &source, layer, one.expert);
+            let expert = Expert::load(&self.shape, &source, layer, one.expert);
             experts.push(Arc::new(expert?));
         }
         self.habits.publish(&mut experts);
@@ -314,7 +311,7 @@ impl<O: Operations + ?Sized> ExpertCache<O> {
     }
 }
 
-impl<O: Operations + ?Sized> ExpertSource for ExpertCache<O> {
+impl ExpertSource for ExpertCache {
     fn experts(&self, layer: usize, ids: &[usize]) -> Result<Vec<Arc<Expert>>, EngineError> {
         let mut state = self.lock();
         if let Some(reason) = &state.failed {

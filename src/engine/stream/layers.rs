@@ -16,7 +16,7 @@ use super::habits::Habits;
 use super::read::{BlockFile, read_all};
 use super::runs::{Run, RunSource};
 use crate::kernels::threads::Threads;
-use crate::model::{EngineError, LayerSource, LayerWeights, Operations, Shape};
+use crate::model::{EngineError, LayerSource, LayerWeights, Shape};
 use k3_core::host::interrupt::Interrupt;
 
 /// Where the layers lie and how they are held.
@@ -73,8 +73,7 @@ pub struct TrunkCounters {
 
 /// Layers from memory and from a ring.
 #[derive(Debug)]
-pub struct StreamedLayers<O: Operations + ?Sized> {
-    operations: Arc<O>,
+pub struct StreamedLayers {
     shape: Shape,
     ring: Arc<Ring>,
     pinned: Vec<Option<Arc<LayerWeights>>>,
@@ -208,17 +207,12 @@ impl Ring {
     }
 }
 
-impl<O: Operations + ?Sized + 'static> StreamedLayers<O> {
+impl StreamedLayers {
     /// Reads the pinned layers and starts the reader.
     ///
     /// # Errors
     /// A pinned layer that cannot be read or bound; no thread; [`EngineError::Interrupted`].
-    pub fn open(
-        operations: Arc<O>,
-        shape: Shape,
-        trunk: Trunk,
-        habits: Arc<dyn Habits>,
-    ) -> Result<Self, EngineError> {
+    pub fn open(shape: Shape, trunk: Trunk, habits: Arc<dyn Habits>) -> Result<Self, EngineError> {
         let threads = Threads::new(trunk.io_threads)?;
         let streamed = trunk.streamed();
         let largest = streamed.iter().map(|&layer| trunk.runs[layer].buffer_bytes()).max();
@@ -235,7 +229,6 @@ impl<O: Operations + ?Sized + 'static> StreamedLayers<O> {
             read_bytes: AtomicU64::new(0),
         });
         let mut layers = Self {
-            operations,
             shape,
             pinned: vec![None; ring.trunk.runs.len()],
             ring,
@@ -275,11 +268,11 @@ impl<O: Operations + ?Sized + 'static> StreamedLayers<O> {
     fn bind(&self, layer: usize, slot: Slot) -> Result<Arc<LayerWeights>, EngineError> {
         let (run, slot) = (&self.ring.trunk.runs[layer], Arc::new(slot));
         let source = RunSource { run, slot };
-        LayerWeights::load(&*self.operations, &self.shape, &source, layer).map(Arc::new)
+        LayerWeights::load(&self.shape, &source, layer).map(Arc::new)
     }
 }
 
-impl<O: Operations + ?Sized> StreamedLayers<O> {
+impl StreamedLayers {
     fn count(&self, add: impl FnOnce(&mut TrunkCounters)) {
         add(&mut self.counters.lock().unwrap_or_else(PoisonError::into_inner));
     }
@@ -298,7 +291,7 @@ impl<O: Operations + ?Sized> StreamedLayers<O> {
     }
 }
 
-impl<O: Operations + ?Sized + 'static> LayerSource for StreamedLayers<O> {
+impl LayerSource for StreamedLayers {
     fn layer(&self, layer: usize) -> Result<Arc<LayerWeights>, EngineError> {
         self.ring.trunk.go_on()?;
         if let Some(weights) = &self.pinned[layer] {
@@ -330,7 +323,7 @@ impl<O: Operations + ?Sized + 'static> LayerSource for StreamedLayers<O> {
     }
 }
 
-impl<O: Operations + ?Sized> Drop for StreamedLayers<O> {
+impl Drop for StreamedLayers {
     fn drop(&mut self) {
         self.ring.lock().stopped = true;
         self.ring.changed.notify_all();

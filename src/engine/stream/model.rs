@@ -16,8 +16,9 @@ use super::pack::{Pack, PackError};
 use super::read::BlockFile;
 use super::runs::{Run, open_shards};
 use super::vocabulary::StreamedVocabulary;
+use crate::kernels::table::Kernels;
 use crate::memory::{Demand, MemoryPlan};
-use crate::model::{Engine, EngineError, EngineOptions, Operations, Shape, Weights};
+use crate::model::{Engine, EngineError, EngineOptions, Shape, Weights};
 use k3_cache::policy::PolicyName;
 use k3_checkpoint::BindError;
 use k3_checkpoint::config::ConfigError;
@@ -139,13 +140,13 @@ impl StreamOptions {
 
 /// An engine that streams, with its meters.
 #[derive(Debug)]
-pub struct StreamedEngine<O: Operations + ?Sized> {
+pub struct StreamedEngine {
     /// The engine.
-    pub engine: Arc<Engine<O>>,
+    pub engine: Arc<Engine>,
     /// Its layers.
-    pub layers: Arc<StreamedLayers<O>>,
+    pub layers: Arc<StreamedLayers>,
     /// Its experts.
-    pub experts: Arc<ExpertCache<O>>,
+    pub experts: Arc<ExpertCache>,
 }
 
 impl ModelFiles {
@@ -153,15 +154,14 @@ impl ModelFiles {
     ///
     /// # Errors
     /// Every variant of [`ModelError`].
-    pub fn open<O: Operations + ?Sized>(
-        operations: &O,
+    pub fn open(
         folder: &Path,
         layers: Option<usize>,
         trunk: Option<&Path>,
     ) -> Result<Self, ModelError> {
         let checkpoint = Checkpoint::open(folder)?;
         let config = k3_checkpoint::config::read(&checkpoint.config_path())?;
-        let mut shape = Shape::derive(operations, &config)?;
+        let mut shape = Shape::derive(&config)?;
         let all = shape.layers.len();
         let asked = layers.unwrap_or(all);
         if asked == 0 || asked > all {
@@ -238,12 +238,12 @@ impl ModelFiles {
     ///
     /// # Errors
     /// A tensor that cannot be read or bound.
-    pub fn engine<O: Operations + ?Sized + 'static>(
+    pub fn engine(
         &self,
-        operations: &Arc<O>,
+        kernels: Kernels,
         stream: &StreamOptions,
         options: EngineOptions,
-    ) -> Result<StreamedEngine<O>, ModelError> {
+    ) -> Result<StreamedEngine, ModelError> {
         let shards = || open_shards(&self.checkpoint, stream.direct);
         let files = match &self.pack {
             Some(path) => vec![BlockFile::open(path, stream.direct)?],
@@ -254,9 +254,9 @@ impl ModelFiles {
             let vocabulary =
                 StreamedVocabulary::open(&shape, &self.checkpoint, shards()?, IO_THREADS)?;
             let vocabulary = Arc::new(vocabulary);
-            Weights::load_beside(&**operations, &shape, &*self.checkpoint, vocabulary)?
+            Weights::load_beside(&shape, &*self.checkpoint, vocabulary)?
         } else {
-            Weights::load(&**operations, &shape, &*self.checkpoint)?
+            Weights::load(&shape, &*self.checkpoint)?
         };
         let trunk = Trunk {
             runs: self.runs.clone(),
@@ -267,7 +267,7 @@ impl ModelFiles {
             stop: stream.stop.clone(),
         };
         let habits = Arc::clone(&stream.habits);
-        let layers = StreamedLayers::open(Arc::clone(operations), shape.clone(), trunk, habits)?;
+        let layers = StreamedLayers::open(shape.clone(), trunk, habits)?;
         let store = ExpertStore {
             checkpoint: Arc::clone(&self.checkpoint),
             binding: Arc::clone(&self.binding),
@@ -278,13 +278,13 @@ impl ModelFiles {
             io_threads: IO_THREADS,
         };
         let habits = Arc::clone(&stream.habits);
-        let experts = ExpertCache::open(Arc::clone(operations), shape.clone(), store, habits)?;
+        let experts = ExpertCache::open(shape.clone(), store, habits)?;
         let (layers, experts) = (Arc::new(layers), Arc::new(experts));
         let sources = (
             Box::new(Arc::clone(&layers)) as Box<dyn crate::model::LayerSource>,
             Box::new(Arc::clone(&experts)) as Box<dyn crate::model::ExpertSource>,
         );
-        let engine = Engine::new(Arc::clone(operations), shape, weights, sources, options)?;
+        let engine = Engine::new(kernels, shape, weights, sources, options)?;
         Ok(StreamedEngine { engine: Arc::new(engine), layers, experts })
     }
 }

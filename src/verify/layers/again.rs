@@ -18,9 +18,10 @@ use k3_checkpoint::Checkpoint;
 use k3_core::compare::{Budget, Comparison, compare};
 use k3_core::stages::{Stage, StageDump, StageKey, StageTensor, StageValues};
 use k3_engine::kernels::path::KernelPath;
+use k3_engine::kernels::table::Kernels;
 use k3_engine::model::{
-    AttentionKind, Bench, Contract, EngineError, EngineOptions, KdaState, LayerWeights, OnDemand,
-    Shape, State, Weights,
+    AttentionKind, Bench, EngineError, EngineOptions, KdaState, LayerWeights, OnDemand, Shape,
+    State, Weights,
 };
 use k3_reference::Residual;
 
@@ -47,7 +48,7 @@ impl Extent {
 /// The other way to compute.
 #[derive(Debug)]
 pub struct Again {
-    bench: Bench<Contract>,
+    bench: Bench,
     shape: Shape,
     extent: Extent,
     way: String,
@@ -57,7 +58,7 @@ impl Again {
     /// Another way than `path` with `options`, reading `checkpoint`.
     ///
     /// # Errors
-    /// The config contradicts itself, or the threads cannot be started.
+    /// The threads cannot be started.
     pub fn new(
         shape: Shape,
         checkpoint: Arc<Checkpoint>,
@@ -74,14 +75,9 @@ impl Again {
                 ("the last call", other, threads, options.chunk_tokens)
             }
         };
-        let operations = Arc::new(Contract { path });
-        let experts = OnDemand {
-            shape: shape.clone(),
-            source: checkpoint,
-            operations: Arc::clone(&operations),
-        };
-        let options = EngineOptions { threads, chunk_tokens, mla_norm_eps: options.mla_norm_eps };
-        let bench = Bench::new(operations, shape.clone(), Box::new(experts), options)?;
+        let experts = OnDemand { shape: shape.clone(), source: checkpoint };
+        let options = EngineOptions { threads, chunk_tokens };
+        let bench = Bench::new(Kernels::on(path), shape.clone(), Box::new(experts), options)?;
         let plural = if threads == 1 { "" } else { "s" };
         let way = format!("{what}, {} path, {threads} thread{plural}", path.name());
         Ok(Self { bench, shape, extent, way })
@@ -127,7 +123,6 @@ impl Again {
         let mut dump = StageDump::default();
         for rows in self.chunks(rows) {
             let mut residual = rows_of(input, rows.clone());
-            self.bench.begin_chunk();
             self.bench.layer(layer, weights, &mut residual, &mut dump)?;
             self.bench.end_chunk(rows.len());
         }

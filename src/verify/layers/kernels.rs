@@ -11,24 +11,24 @@ use crate::outcome::{Outcome, Verdict};
 use crate::registry::of_kernels;
 use crate::report::layers::{LayerRow, StageRow};
 use crate::runner::shipped_kernels;
-use crate::subjects::of_operations;
-use k3_engine::model::Operations;
+use crate::subjects;
+use k3_engine::kernels::table::Kernels;
 
 /// One row, with a stage per kernel.
 #[must_use]
-pub fn judge<O: Operations + ?Sized>(operations: &O) -> LayerRow {
+pub fn judge(kernels: Kernels) -> LayerRow {
     let fixtures = Fixtures::embedded().map_err(|error| error.to_string());
     match fixtures.and_then(|fixtures| shipped_kernels(&fixtures)) {
-        Ok(kernels) => judge_on(&kernels, operations),
+        Ok(fixtures) => judge_on(&fixtures, kernels),
         Err(problem) => LayerRow::not_run(PLACE, None, problem),
     }
 }
 
 /// The same on fixtures that are open.
 #[must_use]
-pub fn judge_on<O: Operations + ?Sized>(kernels: &KernelFixtures, operations: &O) -> LayerRow {
-    let source = of_operations(operations);
-    let outcomes = of_kernels().map(|gate| (gate.id, kernels.judge(gate, &source)));
+pub fn judge_on(fixtures: &KernelFixtures, kernels: Kernels) -> LayerRow {
+    let source = subjects::of_kernels(kernels);
+    let outcomes = of_kernels().map(|gate| (gate.id, fixtures.judge(gate, &source)));
     let known = outcomes.filter(|(_, outcome)| outcome.verdict != Verdict::NotApplicable);
     let stages: Vec<StageRow> = known.map(|(kernel, outcome)| stage(kernel, &outcome)).collect();
     let has = |verdict| stages.iter().any(|stage| stage.verdict == verdict);

@@ -24,7 +24,8 @@ use crate::runner::{SetState, shipped_sets};
 use crate::subject::Precision;
 use k3_checkpoint::{Checkpoint, ModelShape};
 use k3_core::config::MLA_NORM_EPS;
-use k3_engine::model::{Contract, EngineOptions};
+use k3_engine::kernels::table::Kernels;
+use k3_engine::model::{EngineOptions, Shape};
 use k3_reference::local::Arithmetic;
 use k3_reference::{Reader, read_config};
 
@@ -173,14 +174,11 @@ fn run(set: &EvidenceSet, input: &str, threads: usize) -> Result<Vec<LayerRow>, 
     };
     let shape = ModelShape::derive(&set.config).map_err(in_words)?;
     let checkpoint = Arc::new(Checkpoint::open(&set.model_dir).map_err(in_words)?);
-    let options = EngineOptions {
-        threads,
-        chunk_tokens: calls.iter().copied().max().unwrap_or(1),
-        mla_norm_eps: MLA_NORM_EPS,
-    };
-    let operations = Arc::new(Contract::default());
+    let options = EngineOptions { threads, chunk_tokens: calls.iter().copied().max().unwrap_or(1) };
     let own = Arc::clone(&checkpoint);
-    let engine = EngineSubject::new(operations, &set.config, own, options).map_err(in_words)?;
+    let engine = Shape::derive(&set.config)
+        .and_then(|shape| EngineSubject::new(Kernels::SCALAR, shape, own, options))
+        .map_err(in_words)?;
     let reference_config = read_config(&set.model_dir).map_err(in_words)?;
     let mut run = Run {
         judge: Judge {

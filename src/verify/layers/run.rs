@@ -13,7 +13,7 @@ use crate::report::layers::LayerRow;
 use k3_checkpoint::{Checkpoint, ModelShape};
 use k3_core::random::SplitMix64;
 use k3_core::stages::{NoStages, StageDump};
-use k3_engine::model::{EngineError, Operations};
+use k3_engine::model::EngineError;
 use k3_reference::layer::LayerWeights;
 use k3_reference::local::SubjectResidual;
 use k3_reference::model::embed;
@@ -89,9 +89,9 @@ pub struct Chain {
 
 /// Who is judged.
 #[derive(Debug)]
-pub enum Subject<O: Operations + ?Sized> {
+pub enum Subject {
     /// Our engine.
-    Engine(Box<EngineSubject<O>>),
+    Engine(Box<EngineSubject>),
     /// A dump of another, which is its own input.
     Dump(Box<DumpSubject>),
 }
@@ -112,7 +112,7 @@ pub enum RunError {
 
 /// Everything a run needs.
 #[derive(Debug)]
-pub struct Run<'a, O: Operations + ?Sized> {
+pub struct Run<'a> {
     /// How it is judged.
     pub judge: Judge<'a>,
     /// Kinds and widths, the engine's derivation.
@@ -122,14 +122,14 @@ pub struct Run<'a, O: Operations + ?Sized> {
     /// What the reference reads, the same or a copy.
     pub reader: Arc<Reader>,
     /// Who is judged.
-    pub subject: Subject<O>,
+    pub subject: Subject,
     /// What it is fed.
     pub input: Input,
     /// Tokens of each call.
     pub calls: Vec<usize>,
 }
 
-impl<O: Operations + ?Sized + 'static> Run<'_, O> {
+impl Run<'_> {
     fn layers(&self) -> usize {
         self.shape.layers.len()
     }
@@ -142,7 +142,7 @@ impl<O: Operations + ?Sized + 'static> Run<'_, O> {
     #[must_use]
     pub fn kernels(&self) -> Option<LayerRow> {
         match &self.subject {
-            Subject::Engine(engine) => Some(super::kernels::judge(engine.operations())),
+            Subject::Engine(engine) => Some(super::kernels::judge(engine.kernels())),
             Subject::Dump(_) => None,
         }
     }

@@ -8,10 +8,10 @@ use super::again::{Again, Extent};
 use crate::tensor_file::{TensorFileError, read_tensors};
 use k3_checkpoint::Checkpoint;
 use k3_core::Precision;
-use k3_core::config::RawConfig;
 use k3_core::stages::{NoStages, Stage, StageDump, StageKey, StageTensor, StageValues};
+use k3_engine::kernels::table::Kernels;
 use k3_engine::model::{
-    AttentionKind, Bench, EngineError, EngineOptions, LayerWeights, OnDemand, Operations,
+    AttentionKind, Bench, EngineError, EngineOptions, ExpertSource, LayerWeights, OnDemand,
     Residual as EngineResidual, Shape, State, Weights,
 };
 use k3_reference::local::SubjectResidual;
@@ -20,13 +20,13 @@ use k3_reference::rounding::kept_in;
 use k3_reference::rows::values;
 use k3_reference::{Residual, Rows};
 
-/// The engine, or a wrong variant of it.
+/// The engine, on any table of kernels.
 #[derive(Debug)]
-pub struct EngineSubject<O: Operations + ?Sized> {
-    operations: Arc<O>,
+pub struct EngineSubject {
+    kernels: Kernels,
     checkpoint: Arc<Checkpoint>,
     shape: Shape,
-    bench: Bench<O>,
+    bench: Bench,
     options: EngineOptions,
     again: Again,
 }
@@ -40,35 +40,44 @@ pub struct Computed {
     pub again: Result<StageDump, EngineError>,
 }
 
-impl<O: Operations + ?Sized + 'static> EngineSubject<O> {
+impl EngineSubject {
     /// An engine that reads `checkpoint` a layer at a time; chunks of at most
     /// `options.chunk_tokens`.
     ///
     /// # Errors
-    /// The config contradicts itself, or the threads cannot be started.
+    /// The threads cannot be started.
     pub fn new(
-        operations: Arc<O>,
-        config: &RawConfig,
+        kernels: Kernels,
+        shape: Shape,
         checkpoint: Arc<Checkpoint>,
         options: EngineOptions,
     ) -> Result<Self, EngineError> {
-        let shape = Shape::derive(&*operations, config)?;
-        let experts = OnDemand {
-            shape: shape.clone(),
-            source: Arc::clone(&checkpoint),
-            operations: Arc::clone(&operations),
-        };
-        let bench = Bench::new(Arc::clone(&operations), shape.clone(), Box::new(experts), options)?;
-        let way = (operations.path(), options);
+        let experts = OnDemand { shape: shape.clone(), source: Arc::clone(&checkpoint) };
+        Self::with_experts(kernels, shape, checkpoint, options, Box::new(experts))
+    }
+
+    /// The same with experts from elsewhere.
+    ///
+    /// # Errors
+    /// The threads cannot be started.
+    pub fn with_experts(
+        kernels: Kernels,
+        shape: Shape,
+        checkpoint: Arc<Checkpoint>,
+        options: EngineOptions,
+        experts: Box<dyn ExpertSource>,
+    ) -> Result<Self, EngineError> {
+        let bench = Bench::new(kernels, shape.clone(), experts, options)?;
+        let way = (kernels.path, options);
         let extent = Extent::of(&shape);
         let again = Again::new(shape.clone(), Arc::clone(&checkpoint), way, extent)?;
-        Ok(Self { operations, checkpoint, shape, bench, options, again })
+        Ok(Self { kernels, checkpoint, shape, bench, options, again })
     }
 
     /// What it computes with.
     #[must_use]
-    pub fn operations(&self) -> &O {
-        &self.operations
+    pub fn kernels(&self) -> Kernels {
+        self.kernels
     }
 
     /// How it runs.
@@ -82,7 +91,7 @@ impl<O: Operations + ?Sized + 'static> EngineSubject<O> {
     /// # Errors
     /// The threads cannot be started.
     pub fn repeat(&mut self, extent: Extent) -> Result<(), EngineError> {
-        let way = (self.operations.path(), self.options);
+        let way = (self.kernels.path, self.options);
         let (shape, checkpoint) = (self.shape.clone(), Arc::clone(&self.checkpoint));
         self.again = Again::new(shape, checkpoint, way, extent)?;
         Ok(())
@@ -105,8 +114,7 @@ impl<O: Operations + ?Sized + 'static> EngineSubject<O> {
         input: &Residual,
         calls: &[usize],
     ) -> Result<Computed, EngineError> {
-        let operations = Arc::clone(&self.operations);
-        let weights = LayerWeights::load(&*operations, &self.shape, &*self.checkpoint, layer)?;
+        let weights = LayerWeights::load(&self.shape, &*self.checkpoint, layer)?;
         self.reset(layer);
         let mut dump = StageDump::default();
         let (mut first, repeated) = (0, self.again.first_call(calls));
@@ -115,7 +123,6 @@ impl<O: Operations + ?Sized + 'static> EngineSubject<O> {
                 self.again.carry(layer, &self.bench.state);
             }
             let mut residual = rows_of(input, first..first + tokens);
-            self.bench.begin_chunk();
             self.bench.layer(layer, &weights, &mut residual, &mut dump)?;
             self.fill_foreign_caches(layer, first + tokens);
             self.bench.end_chunk(tokens);
@@ -139,7 +146,6 @@ impl<O: Operations + ?Sized + 'static> EngineSubject<O> {
         let kept = std::mem::replace(&mut self.bench.state, State::new(&self.shape));
         let rows = input.sum.nrows();
         let mut residual = rows_of(input, rows - 1..rows);
-        self.bench.begin_chunk();
         let fed = self.bench.layer(layer, weights, &mut residual, &mut NoStages);
         self.bench.end_chunk(1);
         self.bench.state = kept;
@@ -151,7 +157,7 @@ impl<O: Operations + ?Sized + 'static> EngineSubject<O> {
     /// # Errors
     /// A tensor that is missing, or an id outside the vocabulary.
     pub fn embed(&mut self, ids: &[u32], calls: &[usize]) -> Result<StageDump, EngineError> {
-        let weights = Weights::load(&*self.operations, &self.shape, &*self.checkpoint)?;
+        let weights = Weights::load(&self.shape, &*self.checkpoint)?;
         let mut dump = StageDump::default();
         let mut first = 0;
         for &tokens in calls {
@@ -166,7 +172,7 @@ impl<O: Operations + ?Sized + 'static> EngineSubject<O> {
     /// # Errors
     /// A tensor that is missing, or logits that are not finite.
     pub fn closing(&mut self, input: &Residual, calls: &[usize]) -> Result<Computed, EngineError> {
-        let weights = Weights::load(&*self.operations, &self.shape, &*self.checkpoint)?;
+        let weights = Weights::load(&self.shape, &*self.checkpoint)?;
         let mut dump = StageDump::default();
         let mut first = 0;
         for &tokens in calls {

@@ -8,11 +8,11 @@ use serde::Serialize;
 use crate::evidence::EvidenceSet;
 use crate::kernels::KernelFixtures;
 use crate::least_error::{BOTTOM, Least, LeastErrors, SiteRow, TOP};
+use crate::mutants::perturbed::Site;
 use crate::registry::of_sets;
 use k3_core::clauses;
 use k3_core::exit::Exit;
 use k3_core::host::provenance::Provenance;
-use k3_engine::model::mutants::perturbed::Site;
 
 /// Schema name and version of the JSON report.
 pub const SCHEMA: &str = "k3-verify/least-error/1";

@@ -17,6 +17,9 @@ use k3_core::host::provenance::Provenance;
 /// Schema name and version of the kill matrix's JSON report.
 pub const SCHEMA: &str = "k3-verify/mutants/1";
 
+/// A table of clauses: what it is of, the clauses, the families whose mutants cover it.
+pub type Table = (&'static str, &'static [clauses::Clause], &'static [char]);
+
 /// The report of a run of the kill matrix.
 #[derive(Debug, Clone, Serialize)]
 pub struct MutantReport {
@@ -128,7 +131,7 @@ impl MutantReport {
         (kernels, set): (&KernelFixtures, &EvidenceSet),
         mutants: &[Mutant],
         options: Options,
-        tables: &[(&'static str, &'static [clauses::Clause])],
+        tables: &[Table],
         tick: &(dyn Fn() + Sync),
     ) -> Self {
         let start = Instant::now();
@@ -142,7 +145,9 @@ impl MutantReport {
         });
         let coverage = tables
             .iter()
-            .map(|(name, table)| TableCoverage::of(name, matrix.coverage(table)))
+            .map(|(name, table, families)| {
+                TableCoverage::of(name, matrix.coverage(table, families))
+            })
             .collect();
         let line = |row| MutantLine::of(row, &matrix.gates);
         let mut report = Self {

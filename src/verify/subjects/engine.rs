@@ -1,10 +1,9 @@
-//! The engine as a subject, with the run options that must change no bit, and its mutants.
+//! The engine as a subject, with the run options that must change no bit.
 
 use std::any::Any;
 use std::sync::Arc;
 
 use super::{engine_kernels, streamed};
-use crate::kill_matrix::Mutant;
 use crate::registry::Needs;
 use crate::subject::{
     Answer, KernelCase, Logits, Opening, Precision, Sequence, Subject, SubjectError, SubjectSource,
@@ -13,8 +12,8 @@ use crate::subject::{
 use k3_checkpoint::Checkpoint;
 use k3_core::stages::StageSink;
 use k3_engine::kernels::path::KernelPath;
-use k3_engine::model::mutants::perturbed::Site;
-use k3_engine::model::{Contract, Engine, EngineOptions, EngineSequence, Operations, mutants};
+use k3_engine::kernels::table::Kernels;
+use k3_engine::model::{Engine, EngineError, EngineOptions, EngineSequence, Shape};
 
 /// Thread counts that must give the bits of one thread.
 const THREADS: [usize; 3] = [2, 3, 8];
@@ -28,96 +27,25 @@ pub fn production() -> Box<dyn SubjectSource> {
     Box::new(Production { path, options })
 }
 
-/// Every mutant of the engine, families (b) and (c).
-#[must_use]
-pub fn engine_mutants() -> Vec<Mutant> {
-    mutants::mutants()
-        .into_iter()
-        .map(|mutant| Mutant {
-            id: mutant.id.to_owned(),
-            family: mutant.family.letter(),
-            clauses: mutant.clauses.to_vec(),
-            what: mutant.what,
-            source: Box::new(Wrong {
-                name: format!("engine with {}", mutant.id),
-                make: Arc::new(move || mutant.operations()),
-                options: EngineOptions::default(),
-                is_varied: true,
-            }),
-        })
-        .collect()
-}
-
-/// The engine with one value off by a relative error.
-#[must_use]
-pub fn perturbed(site: Site, delta: f64) -> Box<dyn SubjectSource> {
-    Box::new(Wrong {
-        name: format!("engine with {} off by {delta:e}", site.id),
-        make: Arc::new(move || site.operations(delta)),
-        options: EngineOptions::default(),
-        is_varied: false,
-    })
-}
-
-/// The operations of an engine without a model: for the kernel gates alone.
-pub fn of_operations<O: Operations + ?Sized>(operations: &O) -> impl SubjectSource {
-    OperationsSource { operations }
-}
-
-struct OperationsSource<'a, O: ?Sized> {
-    operations: &'a O,
-}
-
-impl<O: Operations + ?Sized> SubjectSource for OperationsSource<'_, O> {
-    fn name(&self) -> &str {
-        "engine"
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::F32
-    }
-
-    fn open(&self, _model: Opening<'_>) -> Result<Box<dyn Subject>, SubjectError> {
-        Err(SubjectError::Refused("single operations only".to_owned()))
-    }
-
-    fn operation(&self, case: KernelCase<'_>) -> Answer {
-        engine_kernels::run(self.operations, case)
-    }
-}
-
 struct Production {
     path: KernelPath,
     options: EngineOptions,
 }
 
-/// The engine over operations that are wrong somewhere, made anew each time it is opened.
-struct Wrong {
-    name: String,
-    make: Arc<dyn Fn() -> Arc<dyn Operations> + Send + Sync>,
-    options: EngineOptions,
-    /// Whether it can be run in another way as well.
-    is_varied: bool,
+struct EngineSubject {
+    engine: Arc<Engine>,
 }
 
-struct EngineSubject<O: Operations + ?Sized> {
-    engine: Arc<Engine<O>>,
+impl Production {
+    fn engine(&self, model: Opening<'_>, checkpoint: &Checkpoint) -> Result<Engine, EngineError> {
+        let mut shape = Shape::derive(model.config)?;
+        shape.mla_norm_eps = model.mla_norm_eps;
+        Engine::resident(Kernels::on(self.path), shape, checkpoint, self.options)
+    }
 }
 
 fn refused(error: impl std::error::Error) -> SubjectError {
     SubjectError::Refused(error.to_string())
-}
-
-fn open<O: Operations + ?Sized + 'static>(
-    operations: Arc<O>,
-    model: Opening<'_>,
-    options: EngineOptions,
-) -> Result<Box<dyn Subject>, SubjectError> {
-    let checkpoint = Checkpoint::open(model.dir).map_err(refused)?;
-    let options = EngineOptions { mla_norm_eps: model.mla_norm_eps, ..options };
-    let engine = Engine::resident(operations, model.config, &checkpoint, options);
-    let engine = engine.map_err(refused)?;
-    Ok(Box::new(EngineSubject { engine: Arc::new(engine) }))
 }
 
 impl SubjectSource for Production {
@@ -134,11 +62,13 @@ impl SubjectSource for Production {
     }
 
     fn open(&self, model: Opening<'_>) -> Result<Box<dyn Subject>, SubjectError> {
-        open(Arc::new(Contract { path: self.path }), model, self.options)
+        let checkpoint = Checkpoint::open(model.dir).map_err(refused)?;
+        let engine = self.engine(model, &checkpoint).map_err(refused)?;
+        Ok(Box::new(EngineSubject { engine: Arc::new(engine) }))
     }
 
     fn operation(&self, case: KernelCase<'_>) -> Answer {
-        engine_kernels::run(&Contract { path: self.path }, case)
+        engine_kernels::run(&Kernels::on(self.path), case)
     }
 
     fn variants(&self) -> Vec<Variant> {
@@ -170,52 +100,13 @@ impl SubjectSource for Production {
     }
 }
 
-impl SubjectSource for Wrong {
-    fn name(&self) -> &str {
-        &self.name
-    }
-
-    fn precision(&self) -> Precision {
-        Precision::F32
-    }
-
-    fn offers(&self) -> &[Needs] {
-        Needs::ALL
-    }
-
-    fn open(&self, model: Opening<'_>) -> Result<Box<dyn Subject>, SubjectError> {
-        open((self.make)(), model, self.options)
-    }
-
-    fn operation(&self, case: KernelCase<'_>) -> Answer {
-        engine_kernels::run(&*(self.make)(), case)
-    }
-
-    fn variants(&self) -> Vec<Variant> {
-        if !self.is_varied {
-            return Vec::new();
-        }
-        let options = EngineOptions { chunk_tokens: 3, threads: 2, ..self.options };
-        vec![Variant {
-            name: "chunk 3, threads 2".to_owned(),
-            tokens: usize::MAX,
-            source: Box::new(Self {
-                name: self.name.clone(),
-                make: Arc::clone(&self.make),
-                options,
-                is_varied: true,
-            }),
-        }]
-    }
-}
-
-impl<O: Operations + ?Sized + 'static> Subject for EngineSubject<O> {
+impl Subject for EngineSubject {
     fn sequence(&self) -> Box<dyn Sequence + '_> {
         Box::new(EngineSequence::new(Arc::clone(&self.engine)))
     }
 }
 
-impl<O: Operations + ?Sized> Sequence for EngineSequence<O> {
+impl Sequence for EngineSequence {
     fn feed(&mut self, ids: &[u32], sink: &mut dyn StageSink) -> Result<Logits, SubjectError> {
         let vocabulary = self.engine().shape().vocabulary;
         let values =

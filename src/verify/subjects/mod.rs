@@ -6,6 +6,7 @@ mod inputs;
 mod reference_kernels;
 mod streamed;
 mod wrapped;
+mod wrong_engine;
 
 use super::kill_matrix::Mutant;
 use super::registry::Needs;
@@ -14,9 +15,10 @@ use super::subject::{
 };
 use k3_core::stages::StageSink;
 use k3_reference as reference;
+use k3_reference::rounding::RoundedStages;
 use k3_reference::{Formulas, RELEASED, ReferenceError};
 
-pub use engine::{of_operations, perturbed};
+pub use wrong_engine::{of_kernels, perturbed};
 
 /// The subjects of the ladder, in the order of its rows.
 #[must_use]
@@ -26,10 +28,11 @@ pub fn shipped() -> Vec<Box<dyn SubjectSource>> {
 
 /// The reference as it should be.
 fn reference_source() -> Box<dyn SubjectSource> {
-    Box::new(ReferenceSource { name: "reference".to_owned(), formulas: RELEASED })
+    Box::new(ReferenceSource::released())
 }
 
-/// The same subjects as rows of the kill matrix that must stay green.
+/// The same subjects, and the reference rounded to f32, as rows of the kill matrix that must stay
+/// green.
 #[must_use]
 pub fn controls() -> Vec<Mutant> {
     let control = |source: Box<dyn SubjectSource>| Mutant {
@@ -39,33 +42,53 @@ pub fn controls() -> Vec<Mutant> {
         what: "nothing is changed",
         source,
     };
-    shipped().into_iter().map(control).collect()
+    let rounded =
+        ReferenceSource { name: "reference-f32".to_owned(), ..ReferenceSource::rounded() };
+    shipped().into_iter().chain([Box::new(rounded) as Box<_>]).map(control).collect()
 }
 
-/// Every mutant, family by family.
+/// Every mutant, family by family: a, mistakes in a clause of the model, of the f64 reference; b,
+/// the same with all outputs rounded to f32, at the engine's tolerances; c, of the engine.
 #[must_use]
 pub fn mutants() -> Vec<Mutant> {
-    let of_formulas = reference::mutants::mutants().into_iter().map(|mutant| Mutant {
-        id: mutant.id.to_owned(),
-        family: 'a',
-        clauses: mutant.clauses.to_vec(),
-        what: mutant.what,
-        source: Box::new(ReferenceSource {
-            name: format!("reference with {}", mutant.id),
-            formulas: mutant.formulas,
-        }),
-    });
-    of_formulas
+    let of_formulas = |family, right: ReferenceSource| {
+        reference::mutants::mutants().into_iter().map(move |mutant| Mutant {
+            id: mutant.id.to_owned(),
+            family,
+            clauses: mutant.clauses.to_vec(),
+            what: mutant.what,
+            source: Box::new(ReferenceSource {
+                name: format!("reference with {}", mutant.id),
+                formulas: mutant.formulas,
+                ..right.clone()
+            }) as Box<dyn SubjectSource>,
+        })
+    };
+    of_formulas('a', ReferenceSource::released())
         .chain(wrapped::mutants(reference_source))
-        .chain(engine::engine_mutants())
+        .chain(of_formulas('b', ReferenceSource::rounded()))
+        .chain(wrong_engine::engine_mutants())
         .chain(streamed::mutants(engine::production))
         .collect()
 }
 
 /// The f64 reference under some formulas.
+#[derive(Clone)]
 struct ReferenceSource {
     name: String,
     formulas: Formulas,
+    /// What it keeps its values in: f64, which is not to round at all, or f32.
+    precision: Precision,
+}
+
+impl ReferenceSource {
+    fn released() -> Self {
+        Self { name: "reference".to_owned(), formulas: RELEASED, precision: Precision::F64 }
+    }
+
+    fn rounded() -> Self {
+        Self { precision: Precision::F32, ..Self::released() }
+    }
 }
 
 impl SubjectSource for ReferenceSource {
@@ -74,7 +97,11 @@ impl SubjectSource for ReferenceSource {
     }
 
     fn precision(&self) -> Precision {
-        Precision::F64
+        self.precision
+    }
+
+    fn has_contract_bits(&self) -> bool {
+        false
     }
 
     fn offers(&self) -> &[Needs] {
@@ -84,21 +111,34 @@ impl SubjectSource for ReferenceSource {
     fn open(&self, model: Opening<'_>) -> Result<Box<dyn Subject>, SubjectError> {
         let opened = reference::Model::open_with(model.dir, model.mla_norm_eps, &self.formulas)
             .map_err(|error: ReferenceError| SubjectError::Refused(error.to_string()))?;
-        Ok(Box::new(opened))
+        Ok(Box::new(ReferenceSubject { model: opened, stages: RoundedStages(self.precision) }))
     }
 
     fn operation(&self, case: KernelCase<'_>) -> Answer {
-        reference_kernels::run(&self.formulas, case)
+        let mut answer = reference_kernels::run(&self.formulas, case);
+        // Stored weights have exact values, which no subject rounds.
+        let is_exact = matches!(case.kernel, "mxfp4-decode" | "bf16-widen");
+        if let (false, Some(Ok(outputs))) = (is_exact, &mut answer) {
+            let values = outputs.values_mut().flatten();
+            values.for_each(|value| *value = self.precision.round(*value));
+        }
+        answer
     }
 }
 
-impl Subject for reference::Model {
+struct ReferenceSubject {
+    model: reference::Model,
+    /// Rounds what an engine of the precision keeps, before any later step reads it.
+    stages: RoundedStages,
+}
+
+impl Subject for ReferenceSubject {
     fn sequence(&self) -> Box<dyn Sequence + '_> {
-        Box::new(Self::sequence(self))
+        Box::new(self.model.sequence_with(&self.stages))
     }
 }
 
-impl Sequence for reference::Sequence<'_> {
+impl Sequence for k3_reference::Sequence<'_> {
     fn feed(&mut self, ids: &[u32], sink: &mut dyn StageSink) -> Result<Logits, SubjectError> {
         let logits =
             Self::feed(self, ids, sink).map_err(|error| SubjectError::Failed(error.to_string()))?;

@@ -6,6 +6,7 @@
 //! resident and wrong when it is streamed, so `invariance` is where it must show.
 
 use k3_core::choice::Choice as _;
+use k3_engine::kernels::table::Kernels;
 use std::any::Any;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
@@ -25,7 +26,7 @@ use k3_core::random::SplitMix64;
 use k3_core::stages::StageSink;
 use k3_engine::generate::state_file::{Header, SavedState, save};
 use k3_engine::kernels::path::KernelPath;
-use k3_engine::model::{Contract, EngineOptions, EngineSequence};
+use k3_engine::model::{EngineOptions, EngineSequence};
 use k3_engine::stream::habits::{
     Careful, ExpertSlotGivenTwice, Habits, RingSlotOverwritten, StaleReadPublished,
 };
@@ -136,7 +137,7 @@ pub fn variants(path: KernelPath, options: EngineOptions) -> Vec<Variant> {
     ways.push(("state through a file".to_owned(), way));
     let mut random = SplitMix64::new(SEED);
     for _ in 0..COMBINATIONS {
-        let way = draw(&mut random, plain);
+        let way = draw(&mut random);
         ways.push((describe(&way), way));
     }
     of_ways(ways)
@@ -150,7 +151,7 @@ pub fn product(path: KernelPath, options: EngineOptions) -> Vec<Variant> {
         for (threads, chunk_tokens) in pairs(THREADS, CHUNKS) {
             for (ring, slots) in pairs(RINGS, Slots::EACH) {
                 for &policy in PolicyName::ALL {
-                    let options = EngineOptions { threads, chunk_tokens, ..options };
+                    let options = EngineOptions { threads, chunk_tokens };
                     let way = Way { ring, slots, policy, path, options, ..plain };
                     ways.push((describe(&way), way));
                 }
@@ -168,7 +169,7 @@ fn pick<T: Copy>(random: &mut SplitMix64, from: &[T]) -> T {
     from[random.below(from.len() as u64) as usize]
 }
 
-fn draw(random: &mut SplitMix64, plain: Way) -> Way {
+fn draw(random: &mut SplitMix64) -> Way {
     let paths = KernelPath::available();
     Way {
         ring: pick(random, &RINGS),
@@ -180,7 +181,6 @@ fn draw(random: &mut SplitMix64, plain: Way) -> Way {
         options: EngineOptions {
             threads: pick(random, &THREADS),
             chunk_tokens: pick(random, &CHUNKS),
-            ..plain.options
         },
     }
 }
@@ -223,15 +223,18 @@ fn failed(error: impl std::fmt::Display) -> SubjectError {
 }
 
 impl Streamed {
-    fn files(&self, folder: &Path) -> Result<Arc<ModelFiles>, SubjectError> {
+    fn files(&self, model: Opening<'_>) -> Result<Arc<ModelFiles>, SubjectError> {
+        let folder = model.dir;
         let mut opened = self.opened.lock().unwrap_or_else(PoisonError::into_inner);
         if let Some((path, files)) = &*opened
             && path == folder
         {
             return Ok(Arc::clone(files));
         }
-        let files = ModelFiles::open(&Contract::default(), folder, None, None);
-        let files = Arc::new(files.map_err(refused)?);
+        let files = ModelFiles::open(folder, None, None);
+        let mut files = files.map_err(refused)?;
+        files.shape.mla_norm_eps = model.mla_norm_eps;
+        let files = Arc::new(files);
         *opened = Some((folder.to_owned(), Arc::clone(&files)));
         Ok(files)
     }
@@ -251,7 +254,7 @@ impl SubjectSource for Streamed {
     }
 
     fn open(&self, model: Opening<'_>) -> Result<Box<dyn Subject>, SubjectError> {
-        let (files, config) = (self.files(model.dir)?, model.config);
+        let (files, config) = (self.files(model)?, model.config);
         let way = self.way;
         let pinned =
             if way.ring == 0 { (0..config.num_hidden_layers).collect() } else { Vec::new() };
@@ -266,20 +269,18 @@ impl SubjectSource for Streamed {
             habits: (self.habits)(config),
             stop: Interrupt::default(),
         };
-        let options = EngineOptions { mla_norm_eps: model.mla_norm_eps, ..way.options };
-        let operations = Arc::new(Contract { path: way.path });
-        let streamed = files.engine(&operations, &stream, options).map_err(refused)?;
+        let kernels = Kernels::on(way.path);
+        let streamed = files.engine(kernels, &stream, way.options).map_err(refused)?;
         Ok(Box::new(StreamedSubject { streamed, way }))
     }
 
     fn operation(&self, case: KernelCase<'_>) -> Answer {
-        let contract = Contract { path: self.way.path };
-        engine_kernels::run(&contract, case)
+        engine_kernels::run(&Kernels::on(self.way.path), case)
     }
 }
 
 struct StreamedSubject {
-    streamed: StreamedEngine<Contract>,
+    streamed: StreamedEngine,
     way: Way,
 }
 
@@ -300,12 +301,12 @@ struct ThroughFile(EngineSequence);
 impl ThroughFile {
     fn through(&mut self, file: &Path) -> Result<(), SubjectError> {
         let engine = self.0.engine();
-        let (shape, options) = (engine.shape(), engine.options());
+        let shape = engine.shape();
         let position = self.0.state.position;
         let ids = vec![0; position];
         // One process: no checkpoint to tell apart from another.
         let identity = Identity([0; 32]);
-        let header = Header::new(identity, options.mla_norm_eps, shape, position, ids);
+        let header = Header::new(identity, shape.mla_norm_eps, shape, position, ids);
         save(file, &header, &self.0.state).map_err(failed)?;
         let mut state = engine.state();
         let saved = SavedState::open(file).map_err(failed)?;

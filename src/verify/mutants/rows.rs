@@ -1,56 +1,33 @@
-//! Family (c): the row product and what enters it (A1, A2, A3, A12).
+//! The row product and what enters it (A1, A2, A3, A12).
 //!
 //! Most of these change no f32 of an ordinary model: only the f64 sum before its rounding tells.
 //! They are run through the single row product and through every matrix product alike.
 
-use std::sync::Arc;
+use super::{EngineMutant, Mistake};
+use k3_engine::kernels::contract::fold_lanes;
+use k3_engine::kernels::products::{self, Product, RowBlock};
+use k3_engine::kernels::rows::{self, Row};
+use k3_engine::kernels::table::Kernels;
+use k3_engine::kernels::threads::Threads;
 
-use super::{EngineMutant, Family};
-use crate::kernels::contract::fold_lanes;
-use crate::kernels::products;
-use crate::kernels::products::Product;
-use crate::kernels::rows::Row;
-use crate::kernels::threads::Threads;
-use crate::model::Operations;
-
-/// Every row product by another rule.
-#[derive(Debug)]
-struct WrongRow {
-    sum: fn(&[f64], &[f32]) -> f64,
-}
-
-impl Operations for WrongRow {
-    fn as_dyn(&self) -> &dyn Operations {
-        self
-    }
-
-    fn row_sum(&self, row: Row<'_>, x: &[f32]) -> f64 {
-        let mut weights = vec![0.0; x.len()];
-        row.widen(0, &mut weights);
-        (self.sum)(&weights, x)
-    }
-
-    fn products(&self, threads: &Threads, products: Vec<Product<'_>>) {
-        products_by_rows(self, threads, products);
-    }
-}
-
-/// Matrix products as single row products of `operations`.
-pub(super) fn products_by_rows(
-    operations: &dyn Operations,
-    threads: &Threads,
-    products: Vec<Product<'_>>,
-) {
-    threads.for_each(products::row_blocks(products, threads), &|mut block: products::RowBlock<
-        '_,
-    >| {
+/// Matrix products as single row products.
+pub(super) fn products_by_rows(kernels: &Kernels, threads: &Threads, products: Vec<Product<'_>>) {
+    let blocks = products::row_blocks(products, threads);
+    threads.for_each(blocks, &|mut block: RowBlock<'_>| {
         let vectors = block.vectors.chunks_exact(block.matrix.columns());
         for (x, out) in vectors.zip(&mut block.out) {
             for (row, out) in out.iter_mut().enumerate() {
-                *out = operations.row_product(block.matrix.row(row), x);
+                *out = kernels.row_product(block.matrix.row(row), x);
             }
         }
     });
+}
+
+/// A row product by another rule over the widened weights.
+fn by(sum: impl Fn(&[f64], &[f32]) -> f64, row: Row<'_>, x: &[f32]) -> f64 {
+    let mut weights = vec![0.0; x.len()];
+    rows::widen(row, &mut weights);
+    sum(&weights, x)
 }
 
 /// Products in rising order.
@@ -162,9 +139,12 @@ macro_rules! row_mutants {
         vec![$(EngineMutant {
             id: $id,
             clauses: &[$($clause),+],
-            family: Family::Arithmetic,
             what: $what,
-            make: || Arc::new(WrongRow { sum: $sum }),
+            mistake: Mistake::Kernels(|right| Kernels {
+                row_sum: |row, x| by($sum, row, x),
+                products: products_by_rows,
+                ..right
+            }),
         }),*]
     };
 }
