@@ -3,11 +3,8 @@
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
 
-use k3_checkpoint::header::HeaderError;
 use k3_checkpoint::identity::{IdentityError, identity};
 use k3_checkpoint::index::MAX_SHARDS;
-use k3_checkpoint::link::LinkTrouble;
-use k3_checkpoint::shard::ShardError;
 use k3_checkpoint::store::Note;
 use k3_checkpoint::{Binding, Checkpoint, CheckpointError, Dtype, ReadError};
 use serde_json::{Value, json};
@@ -76,7 +73,7 @@ fn too_many_shards() {
 fn index() {
     let folder = Model::small().write();
     folder.put("model.safetensors.index.json", "{}");
-    assert!(matches!(refused(&folder), CheckpointError::Index(_)));
+    assert!(matches!(refused(&folder), CheckpointError::File(_)));
 }
 
 #[test]
@@ -90,15 +87,12 @@ fn c09_a_cut_shard_is_refused_with_its_missing_bytes() {
         let error = refused(&folder);
         let missing = format!("{} bytes are missing", whole.len() - length);
         assert_names(&error, &[&shard_name(2), "truncated", &missing]);
-        let CheckpointError::Shard(ShardError::Header { reason, .. }) = error else { panic!() };
-        assert!(matches!(reason, HeaderError::Truncated { .. }));
         // Damage is no absence: a partial opening refuses it as well.
         assert!(Checkpoint::open_partial(folder.path()).is_err());
     }
     fs::write(&path, &whole[..head - 1]).expect("cut");
     let error = refused(&folder);
-    let CheckpointError::Shard(ShardError::Header { reason, .. }) = error else { panic!() };
-    assert!(matches!(reason, HeaderError::LengthPastEnd { .. }));
+    assert_names(&error, &["reaches past the end"]);
 }
 
 #[test]
@@ -279,26 +273,17 @@ fn c13_dangling_links_and_loops_are_refused() {
     fs::remove_file(link.parent().expect("folder").join(&target)).expect("removed");
     let error = Checkpoint::open(&cache.file("snapshots/abc")).expect_err("refused");
     assert_names(&error, &[&shard_name(2), "dangling", target.to_str().expect("utf-8")]);
-    assert!(matches!(
-        error,
-        CheckpointError::Shard(ShardError::Link { trouble: LinkTrouble::Dangling { .. }, .. })
-    ));
     fs::remove_file(&link).expect("removed");
     symlink(shard_name(2), &link).expect("a link to itself");
     let error = Checkpoint::open(&cache.file("snapshots/abc")).expect_err("refused");
     assert_names(&error, &[&shard_name(2), "loop"]);
-    assert!(matches!(
-        error,
-        CheckpointError::Shard(ShardError::Link { trouble: LinkTrouble::Loop { .. }, .. })
-    ));
 }
 
 #[test]
 fn not_a_file() {
     let folder = Folder::new();
     fs::create_dir(folder.file("model.safetensors")).expect("a folder");
-    let error = refused(&folder);
-    assert!(matches!(error, CheckpointError::Shard(ShardError::NotAFile { .. })));
+    assert_names(&refused(&folder), &["not a regular file"]);
 }
 
 #[test]
@@ -306,14 +291,14 @@ fn io() {
     let folder = Folder::new();
     let path = folder.file(&format!("{}.safetensors", "n".repeat(300)));
     let error = Checkpoint::open_file(&path).expect_err("no file system has such a name");
-    assert!(matches!(error, CheckpointError::Shard(ShardError::Io { .. })));
+    assert_names(&error, &["cannot be read"]);
 }
 
 #[test]
 fn not_found() {
     let folder = Folder::new();
     let error = Checkpoint::open_file(&folder.file("none.safetensors")).expect_err("refused");
-    assert!(matches!(error, CheckpointError::Shard(ShardError::NotFound { .. })));
+    assert_names(&error, &["none.safetensors: no such file"]);
 }
 
 #[test]

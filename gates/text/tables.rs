@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use k3_checkpoint::Malformed;
 use k3_text::{LineProblem, Markers, RankTable, TextError, Tokenizer};
 
 use super::make::{bytes_and, plain, rank_file, refused, write_folder};
@@ -92,7 +93,7 @@ fn d13_a_gap_is_refused() {
     assert!(matches!(gap, TextError::MissingRank { rank: 256, largest: 257, .. }), "{gap}");
 }
 
-fn markers(text: &str) -> Result<Markers, TextError> {
+fn markers(text: &str) -> Result<Markers, Malformed> {
     Markers::parse(text.as_bytes(), Path::new("tokenizer_config.json"), 163_584)
 }
 

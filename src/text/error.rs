@@ -1,56 +1,18 @@
 //! The ways a vocabulary's files, or an id, can be wrong.
 
-use std::io;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 
 use thiserror::Error;
 
 use super::{K3_RANKS, K3_VOCABULARY};
-use k3_checkpoint::foreign::Foreign;
-use k3_checkpoint::json::JsonError;
-use k3_checkpoint::link::LinkTrouble;
+use k3_checkpoint::Malformed;
 
 /// One way text cannot be read or written.
 #[derive(Debug, Error)]
 pub enum TextError {
-    /// A file that is not there.
-    #[error("{}: no such file", path.display())]
-    NotFound {
-        /// The path tried.
-        path: PathBuf,
-    },
-    /// A link that leads nowhere.
-    #[error("{}: {trouble}", path.display())]
-    Link {
-        /// The link.
-        path: PathBuf,
-        /// Where it leads.
-        trouble: LinkTrouble,
-    },
-    /// The system refused.
-    #[error("{}: cannot be read: {reason}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        reason: io::Error,
-    },
-    /// Larger than its limit.
-    #[error("{}: larger than the limit of {limit_bytes} bytes", path.display())]
-    TooLarge {
-        /// The file.
-        path: PathBuf,
-        /// The limit.
-        limit_bytes: u64,
-    },
-    /// Something else under that name.
-    #[error("{}: {what}", path.display())]
-    Foreign {
-        /// The file.
-        path: PathBuf,
-        /// What it is.
-        what: Foreign,
-    },
+    /// A file that cannot be read or is not what it should be.
+    #[error(transparent)]
+    File(#[from] Malformed),
     /// No line at all.
     #[error("{}: expected lines of base64 and a rank, got an empty file", path.display())]
     NoRanks {
@@ -93,26 +55,6 @@ pub enum TextError {
         /// Lines of the file.
         lines: usize,
     },
-    /// The config is not one strict JSON document.
-    #[error("{}: not valid JSON: {reason}", path.display())]
-    Json {
-        /// The file.
-        path: PathBuf,
-        /// Where and why.
-        reason: JsonError,
-    },
-    /// A field of the config.
-    #[error("{}: {field}: expected {expected}, got {got}", path.display())]
-    Field {
-        /// The file.
-        path: PathBuf,
-        /// Its place in the file.
-        field: String,
-        /// What should stand there.
-        expected: String,
-        /// What does.
-        got: String,
-    },
     /// An id that stands for nothing.
     #[error(
         "token id {id}: expected an id of the vocabulary ({ranks} ranks from 0 on, markers up to \
@@ -132,19 +74,6 @@ pub enum TextError {
         /// Ranks of the crate's.
         got: usize,
     },
-}
-
-impl TextError {
-    /// The error for a file that could not be opened or read.
-    #[must_use]
-    pub fn of_file(path: &Path, reason: io::Error) -> Self {
-        let path = path.to_owned();
-        match (LinkTrouble::of(&path, &reason), reason.kind()) {
-            (Some(trouble), _) => Self::Link { path, trouble },
-            (None, io::ErrorKind::NotFound) => Self::NotFound { path },
-            (None, _) => Self::Io { path, reason },
-        }
-    }
 }
 
 /// One way a line of the rank file can be wrong.

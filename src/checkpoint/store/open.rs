@@ -19,11 +19,12 @@ use rayon::prelude::*;
 use thiserror::Error;
 
 use super::{Checkpoint, Entry, NO_ENTRY, Note};
+use crate::Malformed;
 use crate::foreign::Foreign;
 use crate::header::{Form, Header, NameResolver};
-use crate::index::{INDEX_FILE, IndexError, MAX_SHARDS, ShardIndex};
+use crate::index::{INDEX_FILE, MAX_SHARDS, ShardIndex};
 use crate::name_table::NameTable;
-use crate::shard::{Shard, ShardError};
+use crate::shard::Shard;
 
 /// How many names a message lists before it only counts.
 const LISTED: usize = 8;
@@ -55,12 +56,9 @@ pub enum CheckpointError {
         /// How many.
         count: usize,
     },
-    /// The index is wrong in itself.
+    /// The index or a shard cannot be read or is wrong in itself.
     #[error(transparent)]
-    Index(#[from] IndexError),
-    /// A shard cannot be opened or its header is wrong.
-    #[error(transparent)]
-    Shard(#[from] ShardError),
+    File(#[from] Malformed),
     /// Shards that the index, or the numbering of the files, says there are.
     #[error(
         "{}: {} of {total} missing: {}{}",
@@ -178,7 +176,7 @@ impl Checkpoint {
     /// Opens one file by itself (a dump, an evidence file).
     ///
     /// # Errors
-    /// [`CheckpointError::Shard`].
+    /// [`CheckpointError::File`].
     pub fn open_file(path: &Path) -> Result<Self, CheckpointError> {
         let folder = path.parent().unwrap_or(Path::new("")).to_owned();
         let mut build = Build::new(folder, NameTable::new());
