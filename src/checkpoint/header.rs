@@ -174,11 +174,6 @@ fn shown(byte: Option<u8>) -> String {
     }
 }
 
-/// A problem of one tensor.
-fn in_tensor(tensor: &str, what: impl Into<String>) -> Problem {
-    Problem::new(format!("tensor {tensor:?}"), what)
-}
-
 struct Parser {
     header: Header,
     form_places: HashMap<Form, u32>,
@@ -230,12 +225,13 @@ impl Parser {
 
     /// Checks one entry by itself; gives its start and the index of its form.
     fn check_entry(&mut self, name: &str, entry: &RawEntry) -> Result<(u64, u32), Problem> {
-        let missing = |field| in_tensor(name, format!("{field} is missing"));
+        let missing = |field| Problem::in_tensor(name, format!("{field} is missing"));
         let dtype = entry.dtype.ok_or_else(|| missing("dtype"))?;
         let (sizes, rank) = entry.shape.as_ref().ok_or_else(|| missing("shape"))?;
         let (start, end) = entry.offsets.ok_or_else(|| missing("data_offsets"))?;
         let shape = &sizes[..*rank];
-        let refused = |what: &str| in_tensor(name, format!("shape {shape:?} of {dtype} {what}"));
+        let refused =
+            |what: &str| Problem::in_tensor(name, format!("shape {shape:?} of {dtype} {what}"));
         let elements = shape.iter().try_fold(1_u64, |product, &size| product.checked_mul(size));
         let bits = elements.and_then(|elements| elements.checked_mul(dtype.bits()));
         let bits = bits.ok_or_else(|| refused("overflows 64 bits"))?;
@@ -245,7 +241,7 @@ impl Parser {
         let expected = bits / 8;
         let Some(got) = end.checked_sub(start) else {
             let what = format!("data_offsets end {end} is before start {start}");
-            return Err(in_tensor(name, what));
+            return Err(Problem::in_tensor(name, what));
         };
         if got != expected {
             return Err(refused(&format!("has {expected} bytes, its data_offsets give {got}")));
@@ -289,13 +285,13 @@ fn raw_entry(tensor: &str, entry: Raw<'_>) -> Result<RawEntry, Problem> {
                 let (offsets, count) = integers::<2>(tensor, "data_offsets", value)?;
                 if count < 2 {
                     let what = format!("data_offsets has {count} numbers, expected 2");
-                    return Err(in_tensor(tensor, what));
+                    return Err(Problem::in_tensor(tensor, what));
                 }
                 found.offsets.replace((offsets[0], offsets[1])).is_some()
             }
             _ => {
                 let what = format!("unknown key {field:?}, expected dtype, shape, data_offsets");
-                return Err(in_tensor(tensor, what));
+                return Err(Problem::in_tensor(tensor, what));
             }
         };
         if seen { Err(duplicate(tensor, &field)) } else { Ok(()) }
@@ -309,7 +305,7 @@ fn read_dtype(tensor: &str, value: Raw<'_>) -> Result<Dtype, Problem> {
     };
     Dtype::parse(&text).ok_or_else(|| {
         let shown: String = text.chars().take(60).collect();
-        in_tensor(tensor, format!("unknown dtype {shown:?}"))
+        Problem::in_tensor(tensor, format!("unknown dtype {shown:?}"))
     })
 }
 
@@ -323,13 +319,13 @@ fn integers<const N: usize>(
     let (mut numbers, mut count) = ([0; N], 0);
     value.elements(|item| {
         if count == N {
-            return Err(in_tensor(tensor, format!("{field} has more than {N} numbers")));
+            return Err(Problem::in_tensor(tensor, format!("{field} has more than {N} numbers")));
         }
         expect(tensor, field, "a number", "integers", item)?;
         let Some(number) = item.integer() else {
             let shown: String = item.text().chars().take(60).collect();
             let what = format!("{field} holds {shown}, expected an integer from 0 to 2^64-1");
-            return Err(in_tensor(tensor, what));
+            return Err(Problem::in_tensor(tensor, what));
         };
         numbers[count] = number;
         count += 1;
@@ -349,11 +345,11 @@ fn expect(
 }
 
 fn wrong_type(tensor: &str, field: &str, expected: &str, value: Raw<'_>) -> Problem {
-    in_tensor(tensor, format!("{field} is {}, expected {expected}", value.kind()))
+    Problem::in_tensor(tensor, format!("{field} is {}, expected {expected}", value.kind()))
 }
 
 fn duplicate(tensor: &str, field: &str) -> Problem {
-    in_tensor(tensor, format!("duplicate key {field:?}"))
+    Problem::in_tensor(tensor, format!("duplicate key {field:?}"))
 }
 
 fn duplicate_name(tensor: &str) -> Problem {

@@ -21,6 +21,11 @@ impl Problem {
         Self { at: at.into(), what: what.into() }
     }
 
+    /// Something wrong with one tensor.
+    pub fn in_tensor(tensor: &str, what: impl Into<String>) -> Self {
+        Self::new(format!("tensor {tensor:?}"), what)
+    }
+
     /// Something wrong with the whole file.
     pub fn whole(what: impl ToString) -> Self {
         Self::new("", what.to_string())
@@ -67,4 +72,14 @@ impl Malformed {
         };
         Problem::whole(what).in_file(path)
     }
+}
+
+/// Names for a message, and how many more of `count` there are.
+pub(super) fn listing(names: &[String], count: usize) -> String {
+    let shown: Vec<_> = names.iter().map(|name| name.escape_debug().to_string()).collect();
+    let more = match count.saturating_sub(names.len()) {
+        0 => String::new(),
+        more => format!(", … ({more} more)"),
+    };
+    shown.join(", ") + &more
 }

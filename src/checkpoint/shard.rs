@@ -47,44 +47,9 @@ pub enum ReadError {
         /// What the system said.
         reason: io::Error,
     },
-    /// A range outside the tensor.
-    #[error("tensor {tensor:?}: bytes {start}..{end} asked for, it has {byte_len}")]
-    OutOfRange {
-        /// The tensor.
-        tensor: String,
-        /// Start of the range.
-        start: u64,
-        /// End of the range.
-        end: u64,
-        /// Bytes of the tensor.
-        byte_len: u64,
-    },
-    /// A buffer of another length than the range.
-    #[error("tensor {tensor:?}: a buffer of {got_bytes} bytes for {wanted_bytes} bytes")]
-    BufferLength {
-        /// The tensor.
-        tensor: String,
-        /// Length of the range.
-        wanted_bytes: u64,
-        /// Length of the buffer.
-        got_bytes: usize,
-    },
-    /// No tensor of that name.
-    #[error("{}: no tensor {tensor:?}", path.display())]
-    NoTensor {
-        /// The checkpoint.
-        path: PathBuf,
-        /// The name.
-        tensor: String,
-    },
-    /// The memory for a whole tensor is not to be had.
-    #[error("tensor {tensor:?}: no memory for its {byte_len} bytes")]
-    OutOfMemory {
-        /// The tensor.
-        tensor: String,
-        /// Bytes of the tensor.
-        byte_len: u64,
-    },
+    /// A tensor that is not there, a range outside of it, or no memory for it.
+    #[error(transparent)]
+    File(#[from] Malformed),
 }
 
 /// An open shard.

@@ -27,7 +27,7 @@ use std::path::Path;
 
 use tiktoken::CoreBpe;
 
-pub use error::{LineProblem, TextError};
+pub use error::TextError;
 use k3_checkpoint::foreign::Foreign;
 use k3_checkpoint::{Malformed, Problem};
 pub use markers::Markers;

@@ -21,7 +21,7 @@ use crate::model::{Engine, EngineError, EngineOptions, Operations, Shape, Weight
 use k3_cache::policy::PolicyName;
 use k3_checkpoint::BindError;
 use k3_checkpoint::config::ConfigError;
-use k3_checkpoint::identity::{Identity, IdentityError, identity};
+use k3_checkpoint::identity::{Identity, identity};
 use k3_checkpoint::plan::visit_layer;
 use k3_checkpoint::{Binding, Checkpoint, CheckpointError, ReadError};
 use k3_core::config::RawConfig;
@@ -75,9 +75,6 @@ pub enum ModelError {
     /// A file.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// The identity.
-    #[error(transparent)]
-    Identity(#[from] IdentityError),
 }
 
 /// A checkpoint and what follows from its headers.
