@@ -20,7 +20,7 @@ fn wrong_shape(name: &str, shape: &[usize], parts: &[&str]) {
     let mut model = Model::small();
     model.tensor(name).shape = shape.to_vec();
     let error = bind(&model).expect_err("refused");
-    assert!(matches!(error, BindError::WrongShape { .. }), "{error}");
+    assert!(matches!(error, BindError::File(_)), "{error}");
     assert_names(&error, &[name, ".safetensors"]);
     assert_names(&error, parts);
 }
@@ -89,7 +89,7 @@ fn wrong_dtype() {
         let mut model = Model::small();
         let expected = std::mem::replace(&mut model.tensor(&name).dtype, dtype);
         let error = bind(&model).expect_err("refused");
-        assert!(matches!(error, BindError::WrongDtype { .. }));
+        assert!(matches!(error, BindError::File(_)));
         let parts = [&format!("expected dtype {expected}"), &format!("got {dtype}"), &name];
         assert_names(&error, &parts.map(String::as_str));
     }
@@ -209,8 +209,7 @@ fn a22_both_spellings_at_once_are_refused() {
         let mut model = Model::small();
         model.add(3, zeros(name, Dtype::Bf16, &[32]));
         let error = bind(&model).expect_err("refused");
-        assert!(matches!(error, BindError::BothSpellings { .. }), "{error}");
-        assert_names(&error, &[name]);
+        assert_names(&error, &[name, "a second spelling"]);
     }
 }
 
@@ -220,8 +219,7 @@ fn a14_a_plan_far_above_the_checkpoint_is_refused_at_once() {
     let mut model = Model::small();
     model.config = with(model.config, "text_config.num_experts", json!(100_000));
     let error = bind(&model).expect_err("refused");
-    assert!(matches!(error, BindError::TooManyExpected { expected: 1_800_106, .. }), "{error}");
-    assert_names(&error, &["num_experts", "1800106"]);
+    assert_names(&error, &["num_experts imply 1800106 tensors"]);
 }
 
 #[test]

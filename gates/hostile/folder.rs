@@ -3,11 +3,8 @@
 use std::fs::{self, File};
 use std::os::unix::fs::symlink;
 
-use k3_checkpoint::header::HeaderError;
-use k3_checkpoint::identity::{IdentityError, identity};
+use k3_checkpoint::identity::identity;
 use k3_checkpoint::index::MAX_SHARDS;
-use k3_checkpoint::link::LinkTrouble;
-use k3_checkpoint::shard::ShardError;
 use k3_checkpoint::store::Note;
 use k3_checkpoint::{Binding, Checkpoint, CheckpointError, Dtype, ReadError};
 use serde_json::{Value, json};
@@ -46,21 +43,20 @@ fn the_checkpoint_that_the_tests_damage_is_good() {
 #[test]
 fn folder() {
     let folder = Folder::new();
-    let missing = Checkpoint::open(&folder.file("none")).expect_err("refused");
-    assert!(matches!(missing, CheckpointError::Folder { .. }));
-    let file = folder.put("file", "");
-    assert!(matches!(Checkpoint::open(&file), Err(CheckpointError::Folder { .. })));
+    for path in [folder.file("none"), folder.put("file", "")] {
+        let error = Checkpoint::open(&path).expect_err("refused");
+        assert_names(&error, &[path.to_str().expect("utf-8"), "not a readable folder"]);
+    }
 }
 
 #[test]
 fn no_shards() {
     let folder = Folder::new();
     folder.put("config.json", small_config().to_string());
-    assert!(matches!(refused(&folder), CheckpointError::NoShards { .. }));
+    let none = "no model.safetensors.index.json and no .safetensors file";
+    assert_names(&refused(&folder), &[none]);
     folder.put("model.safetensors.incomplete", "");
-    let error = refused(&folder);
-    assert!(matches!(error, CheckpointError::NoShards { .. }));
-    assert_names(&error, &["unfinished", "model.safetensors.incomplete"]);
+    assert_names(&refused(&folder), &[none, "unfinished", "model.safetensors.incomplete"]);
 }
 
 #[test]
@@ -69,14 +65,15 @@ fn too_many_shards() {
     for number in 0..=MAX_SHARDS {
         folder.put(&format!("{number}.safetensors"), "");
     }
-    assert!(matches!(refused(&folder), CheckpointError::TooManyShards { .. }));
+    let (count, limit) = (format!("{}", MAX_SHARDS + 1), format!("limit of {MAX_SHARDS}"));
+    assert_names(&refused(&folder), &[&count, &limit]);
 }
 
 #[test]
 fn index() {
     let folder = Model::small().write();
     folder.put("model.safetensors.index.json", "{}");
-    assert!(matches!(refused(&folder), CheckpointError::Index(_)));
+    assert_names(&refused(&folder), &["index.json: weight_map: missing or empty"]);
 }
 
 #[test]
@@ -90,15 +87,12 @@ fn c09_a_cut_shard_is_refused_with_its_missing_bytes() {
         let error = refused(&folder);
         let missing = format!("{} bytes are missing", whole.len() - length);
         assert_names(&error, &[&shard_name(2), "truncated", &missing]);
-        let CheckpointError::Shard(ShardError::Header { reason, .. }) = error else { panic!() };
-        assert!(matches!(reason, HeaderError::Truncated { .. }));
         // Damage is no absence: a partial opening refuses it as well.
         assert!(Checkpoint::open_partial(folder.path()).is_err());
     }
     fs::write(&path, &whole[..head - 1]).expect("cut");
     let error = refused(&folder);
-    let CheckpointError::Shard(ShardError::Header { reason, .. }) = error else { panic!() };
-    assert!(matches!(reason, HeaderError::LengthPastEnd { .. }));
+    assert_names(&error, &["reaches past the end"]);
 }
 
 #[test]
@@ -126,13 +120,13 @@ fn reads_outside_a_tensor_are_refused() {
     #[expect(clippy::reversed_empty_ranges, reason = "that is the damage")]
     for range in [end - 7..end + 1, 8..0, u64::MAX - 8..u64::MAX] {
         let error = checkpoint.read_into(&info, range, &mut buffer).expect_err("refused");
-        assert!(matches!(error, ReadError::OutOfRange { .. }));
+        assert_names(&error, &["asked for"]);
         assert_names(&error, &[HEAD]);
     }
     let error = checkpoint.read_into(&info, 0..7, &mut buffer).expect_err("refused");
-    assert!(matches!(error, ReadError::BufferLength { wanted_bytes: 7, got_bytes: 8, .. }));
+    assert_names(&error, &["a buffer of 8 bytes for 7 bytes"]);
     let error = checkpoint.read("no.such.tensor").expect_err("refused");
-    assert!(matches!(error, ReadError::NoTensor { .. }));
+    assert_names(&error, &["not there"]);
     assert_names(&error, &["no.such.tensor"]);
 }
 
@@ -151,7 +145,7 @@ fn c10_a_missing_shard_is_refused_by_name_and_count() {
     assert!(partial.is_in_missing_shard("language_model.model.layers.2.input_layernorm.weight"));
     assert!(!partial.is_in_missing_shard(HEAD));
     assert!(partial.tensor(HEAD).is_some());
-    assert!(matches!(identity(&partial), Err(IdentityError::Incomplete { missing: 1, .. })));
+    assert_names(&identity(&partial).expect_err("refused"), &["1 shards are missing"]);
     // Without an index the numbering of the files says the same.
     fs::remove_file(folder.file("model.safetensors.index.json")).expect("removed");
     let error = refused(&folder);
@@ -185,15 +179,14 @@ fn c11_three_ways_an_index_can_be_wrong_have_three_messages() {
     // Mapped to a shard that does not declare it; another does.
     let folder = with_index(|map| map[HEAD] = json!(shard_name(1)));
     let error = refused(&folder);
-    assert!(matches!(error, CheckpointError::MappedElsewhere { .. }));
-    assert_names(&error, &[HEAD, &shard_name(1), &shard_name(3)]);
+    let mapped = format!("is mapped to {}, but {} declares it", shard_name(1), shard_name(3));
+    assert_names(&error, &["index.json", HEAD, &mapped]);
     // A name that no shard declares.
     let folder = with_index(|map| {
         map.insert("ghost".to_owned(), json!(shard_name(1)));
     });
     let error = refused(&folder);
-    assert!(matches!(error, CheckpointError::DeclaredNowhere { count: 1, .. }));
-    assert_names(&error, &["ghost", &shard_name(1), "does not declare"]);
+    assert_names(&error, &["ghost", &shard_name(1), "does not declare", "1 such in all"]);
     // Mapped to a shard that is not there.
     let folder = with_index(|map| map[HEAD] = json!("absent.safetensors"));
     let error = refused(&folder);
@@ -207,8 +200,7 @@ fn c11_a_tensor_that_the_index_omits_is_refused() {
         map.remove(HEAD);
     });
     let error = refused(&folder);
-    assert!(matches!(error, CheckpointError::NotInIndex { count: 1, .. }));
-    assert_names(&error, &[HEAD, &shard_name(3), "index omits"]);
+    assert_names(&error, &[HEAD, &shard_name(3), "1 tensor(s) that the index omits"]);
 }
 
 #[test]
@@ -231,15 +223,14 @@ fn c12_a_tensor_in_two_shards_is_refused() {
     let mut model = Model::small();
     model.add(1, zeros(HEAD, Dtype::Bf16, &[40, 32]));
     let error = refused(&model.write());
-    assert!(matches!(error, CheckpointError::InTwoShards { .. }));
-    assert_names(&error, &[HEAD, &shard_name(1), &shard_name(3)]);
+    let both = "is declared by both ";
+    assert_names(&error, &[HEAD, both, &shard_name(1), &shard_name(3)]);
     // No index: the order of the folder must not decide.
     let folder = Folder::new();
     write_zeros(&folder.file("b.safetensors"), &[zeros("w", Dtype::F32, &[1])]);
     write_zeros(&folder.file("a.safetensors"), &[zeros("w", Dtype::F32, &[1])]);
     let error = refused(&folder);
-    assert!(matches!(&error, CheckpointError::InTwoShards { first, second, .. }
-        if first == "a.safetensors" && second == "b.safetensors"));
+    assert_names(&error, &[both, "a.safetensors and b.safetensors"]);
 }
 
 /// The small model as a hub cache keeps it: links to files named by hash.
@@ -279,26 +270,17 @@ fn c13_dangling_links_and_loops_are_refused() {
     fs::remove_file(link.parent().expect("folder").join(&target)).expect("removed");
     let error = Checkpoint::open(&cache.file("snapshots/abc")).expect_err("refused");
     assert_names(&error, &[&shard_name(2), "dangling", target.to_str().expect("utf-8")]);
-    assert!(matches!(
-        error,
-        CheckpointError::Shard(ShardError::Link { trouble: LinkTrouble::Dangling { .. }, .. })
-    ));
     fs::remove_file(&link).expect("removed");
     symlink(shard_name(2), &link).expect("a link to itself");
     let error = Checkpoint::open(&cache.file("snapshots/abc")).expect_err("refused");
     assert_names(&error, &[&shard_name(2), "loop"]);
-    assert!(matches!(
-        error,
-        CheckpointError::Shard(ShardError::Link { trouble: LinkTrouble::Loop { .. }, .. })
-    ));
 }
 
 #[test]
 fn not_a_file() {
     let folder = Folder::new();
     fs::create_dir(folder.file("model.safetensors")).expect("a folder");
-    let error = refused(&folder);
-    assert!(matches!(error, CheckpointError::Shard(ShardError::NotAFile { .. })));
+    assert_names(&refused(&folder), &["not a regular file"]);
 }
 
 #[test]
@@ -306,14 +288,14 @@ fn io() {
     let folder = Folder::new();
     let path = folder.file(&format!("{}.safetensors", "n".repeat(300)));
     let error = Checkpoint::open_file(&path).expect_err("no file system has such a name");
-    assert!(matches!(error, CheckpointError::Shard(ShardError::Io { .. })));
+    assert_names(&error, &["cannot be read"]);
 }
 
 #[test]
 fn not_found() {
     let folder = Folder::new();
     let error = Checkpoint::open_file(&folder.file("none.safetensors")).expect_err("refused");
-    assert!(matches!(error, CheckpointError::Shard(ShardError::NotFound { .. })));
+    assert_names(&error, &["none.safetensors: no such file"]);
 }
 
 #[test]
@@ -356,9 +338,8 @@ fn identity_needs_a_config_and_whole_shards() {
     let checkpoint = Checkpoint::open(folder.path()).expect("opens");
     File::create(folder.file(&shard_name(3))).expect("emptied");
     let error = identity(&checkpoint).expect_err("refused");
-    assert!(matches!(error, IdentityError::Read(ReadError::EarlyEnd { .. })));
+    assert!(matches!(error, ReadError::EarlyEnd { .. }));
     fs::remove_file(folder.file("config.json")).expect("removed");
     let error = identity(&checkpoint).expect_err("refused");
-    assert!(matches!(error, IdentityError::Config { .. }));
-    assert_names(&error, &["config.json"]);
+    assert_names(&error, &["config.json: no such file"]);
 }

@@ -4,13 +4,10 @@ use std::fs::File;
 use std::io::Write;
 use std::os::unix::fs::FileExt;
 
-use k3_checkpoint::foreign::Foreign;
 use k3_checkpoint::header::{
-    HeaderError, MAX_HEADER_BYTES, MAX_NAME_BYTES, MAX_RANK, NameResolver, parse_header,
+    MAX_HEADER_BYTES, MAX_NAME_BYTES, MAX_RANK, NameResolver, parse_header,
 };
-use k3_checkpoint::json::JsonError;
 use k3_checkpoint::name_table::NameTable;
-use k3_checkpoint::shard::{ReadError, ShardError};
 use k3_checkpoint::{Checkpoint, CheckpointError};
 
 use super::make::{Folder, assert_names, raw_file};
@@ -21,18 +18,13 @@ pub fn open(bytes: &[u8]) -> Result<Checkpoint, CheckpointError> {
     Checkpoint::open_file(&folder.put("model.safetensors", bytes))
 }
 
+/// The file of these bytes is refused by a message that names it and has `parts`.
 #[track_caller]
-fn refused(bytes: &[u8]) -> HeaderError {
-    match open(bytes) {
-        Err(error) => {
-            assert_names(&error, &["model.safetensors"]);
-            let CheckpointError::Shard(ShardError::Header { reason, .. }) = error else {
-                panic!("expected a header error, got {error:?}");
-            };
-            reason
-        }
-        Ok(_) => panic!("was accepted"),
-    }
+fn refused(bytes: &[u8], parts: &[&str]) {
+    let error = open(bytes).expect_err("refused");
+    assert!(matches!(error, CheckpointError::File(_)), "{error:?}");
+    assert_names(&error, &["model.safetensors: "]);
+    assert_names(&error, parts);
 }
 
 /// A file with one tensor `w` of this shape text, dtype and offsets, and `data_bytes` of data.
@@ -73,32 +65,28 @@ fn c01_lengths_that_lie_are_refused() {
     let with_length = |length: u64| {
         let mut bytes = good.clone();
         bytes[..8].copy_from_slice(&length.to_le_bytes());
-        refused(&bytes)
+        bytes
     };
     for length in [u64::MAX, 1 << 63, good.len() as u64 - 7] {
-        let error = with_length(length);
-        assert!(matches!(error, HeaderError::LengthPastEnd { .. }), "{error}");
-        assert_names(&error, &[&length.to_string(), &good.len().to_string()]);
+        let (length_text, file_bytes) = (length.to_string(), good.len().to_string());
+        refused(&with_length(length), &["reaches past the end", &length_text, &file_bytes]);
     }
-    assert!(matches!(with_length(0), HeaderError::ZeroLength));
+    refused(&with_length(0), &["header length is 0"]);
 }
 
 #[test]
 fn c01_files_too_short_for_a_length_are_refused() {
-    assert!(matches!(refused(b""), HeaderError::FileTooShort { file_bytes: 0 }));
-    assert!(matches!(refused(&[2, 0, 0, 0]), HeaderError::FileTooShort { file_bytes: 4 }));
-    let eight = refused(&[2, 0, 0, 0, 0, 0, 0, 0]);
-    assert!(matches!(eight, HeaderError::LengthPastEnd { header_bytes: 2, file_bytes: 8 }));
-    assert!(matches!(refused(&[0; 8]), HeaderError::ZeroLength));
+    refused(b"", &["file of 0 bytes is too short"]);
+    refused(&[2, 0, 0, 0], &["file of 4 bytes is too short"]);
+    refused(&[2, 0, 0, 0, 0, 0, 0, 0], &["header length 2 reaches past the end", "8 bytes"]);
+    refused(&[0; 8], &["header length is 0"]);
 }
 
 #[test]
 fn c01_a_big_endian_length_is_refused_and_named() {
     let mut bytes = raw_file(good_header().as_bytes(), &[0; 8]);
     bytes[..8].reverse();
-    let error = refused(&bytes);
-    assert!(matches!(error, HeaderError::BigEndianLength { .. }));
-    assert_names(&error, &["big-endian", "little-endian"]);
+    refused(&bytes, &["big-endian", "little-endian"]);
 }
 
 #[test]
@@ -110,9 +98,8 @@ fn c01_a_header_above_the_limit_is_refused_by_the_limit() {
     file.write_all_at(&(MAX_HEADER_BYTES + 1).to_le_bytes(), 0).expect("length");
     file.write_all_at(b"{", 8).expect("brace");
     let error = Checkpoint::open_file(&path).expect_err("refused");
-    assert_names(&error, &["model.safetensors", &MAX_HEADER_BYTES.to_string()]);
-    let CheckpointError::Shard(ShardError::Header { reason, .. }) = error else { panic!() };
-    assert!(matches!(reason, HeaderError::LengthAboveLimit { .. }));
+    let limit = format!("above the limit of {MAX_HEADER_BYTES}");
+    assert_names(&error, &["model.safetensors", &limit]);
 }
 
 #[test]
@@ -141,16 +128,13 @@ fn c02_an_lfs_pointer_is_recognised() {
     assert_eq!(pointer.len(), 134);
     let first = u64::from_le_bytes(pointer.as_bytes()[..8].try_into().expect("eight bytes"));
     assert_eq!(first, 2_336_927_755_350_992_246);
-    let error = refused(pointer.as_bytes());
-    assert!(matches!(error, HeaderError::Foreign(Foreign::LfsPointer)));
-    assert_names(&error, &["LFS pointer"]);
+    refused(pointer.as_bytes(), &["LFS pointer"]);
 }
 
 #[test]
 fn c02_a_web_page_is_recognised() {
     for page in ["<!DOCTYPE html>\n<html>404", "  <HTML><body>", "<?xml version=\"1.0\"?>"] {
-        let error = refused(page.as_bytes());
-        assert!(matches!(error, HeaderError::Foreign(Foreign::HtmlPage)), "{page}");
+        refused(page.as_bytes(), &["a web page"]);
     }
 }
 
@@ -161,8 +145,6 @@ fn c02_an_unfinished_download_is_recognised_by_name() {
     let path = folder.put("model.safetensors.incomplete", good);
     let error = Checkpoint::open_file(&path).expect_err("refused");
     assert_names(&error, &["model.safetensors.incomplete", "unfinished"]);
-    let CheckpointError::Shard(ShardError::Header { reason, .. }) = error else { panic!() };
-    assert!(matches!(reason, HeaderError::Foreign(Foreign::Incomplete)));
 }
 
 #[test]
@@ -170,83 +152,69 @@ fn c03_equal_names_are_refused() {
     let second = r#"{"dtype":"F32","shape":[2],"data_offsets":[8,16]}"#;
     for name in ["w", "\\u0077"] {
         let header = format!(r#"{{"w":{GOOD_ENTRY},"{name}":{second}}}"#);
-        let error = refused(&raw_file(header.as_bytes(), &[0; 16]));
-        assert!(matches!(&error, HeaderError::DuplicateName { tensor } if tensor == "w"));
-        assert_names(&error, &["duplicate", "\"w\""]);
+        refused(&raw_file(header.as_bytes(), &[0; 16]), &["duplicate tensor name \"w\""]);
     }
     let header = format!(r#"{{"__metadata__":{{}},"w":{GOOD_ENTRY},"__metadata__":{{}}}}"#);
-    let error = refused(&raw_file(header.as_bytes(), &[0; 8]));
-    assert!(matches!(error, HeaderError::DuplicateName { .. }));
+    refused(&raw_file(header.as_bytes(), &[0; 8]), &["duplicate tensor name \"__metadata__\""]);
 }
 
 #[test]
 fn c03_an_equal_key_inside_an_entry_is_refused() {
     for field in [r#""dtype":"F32""#, r#""shape":[2]"#, r#""data_offsets":[0,8]"#] {
         let header = good_header().replacen(field, &format!("{field},{field}"), 1);
-        let error = refused(&raw_file(header.as_bytes(), &[0; 8]));
-        assert!(matches!(error, HeaderError::DuplicateField { .. }), "{error}");
-        assert_names(&error, &["\"w\"", "duplicate"]);
+        refused(&raw_file(header.as_bytes(), &[0; 8]), &["tensor \"w\": duplicate key"]);
     }
     let header = format!(r#"{{"__metadata__":{{"a":"1","a":"1"}},"w":{GOOD_ENTRY}}}"#);
-    let error = refused(&raw_file(header.as_bytes(), &[0; 8]));
-    assert!(matches!(error, HeaderError::DuplicateField { .. }));
+    refused(&raw_file(header.as_bytes(), &[0; 8]), &["__metadata__", "duplicate key \"a\""]);
 }
 
 #[test]
 fn c04_shapes_that_wrap_or_are_no_integers_are_refused() {
     let wraps = one("F32", "[4294967296,4294967296]", "[0,0]", 0);
-    let error = refused(&wraps);
-    assert!(matches!(error, HeaderError::ShapeOverflow { .. }));
-    assert_names(&error, &["\"w\"", "4294967296"]);
-    let large = refused(&one("F32", "[9223372036854775810,2]", "[0,16]", 16));
-    assert!(matches!(large, HeaderError::ShapeOverflow { .. }));
+    refused(&wraps, &["\"w\"", "4294967296", "overflows 64 bits"]);
+    refused(&one("F32", "[9223372036854775810,2]", "[0,16]", 16), &["overflows 64 bits"]);
     // The product fits, its bytes do not.
-    let bytes = refused(&one("F64", "[2305843009213693952]", "[0,0]", 0));
-    assert!(matches!(bytes, HeaderError::ShapeOverflow { .. }));
-    for shape in ["[-1,4]", "[3.0]", "[1e3]", "[-0]", "[18446744073709551616]"] {
-        let error = refused(&one("F32", shape, "[0,8]", 8));
-        assert!(matches!(error, HeaderError::BadInteger { field: "shape", .. }), "{shape}");
+    refused(&one("F64", "[2305843009213693952]", "[0,0]", 0), &["overflows 64 bits"]);
+    for number in ["-1", "3.0", "1e3", "-0", "18446744073709551616"] {
+        let holds = format!("tensor \"w\": shape holds {number}, expected an integer");
+        refused(&one("F32", &format!("[{number},4]"), "[0,8]", 8), &[&holds]);
     }
-    for shape in ["[\"4\"]", "\"4\"", "null", "[[2]]", "{}"] {
-        let error = refused(&one("F32", shape, "[0,8]", 8));
-        assert!(matches!(error, HeaderError::WrongType { .. }), "{shape}: {error}");
+    for (shape, got, expected) in [
+        ("[\"4\"]", "a string", "integers"),
+        ("\"4\"", "a string", "an array"),
+        ("null", "null", "an array"),
+        ("[[2]]", "an array", "integers"),
+        ("{}", "an object", "an array"),
+    ] {
+        let is = format!("tensor \"w\": shape is {got}, expected {expected}");
+        refused(&one("F32", shape, "[0,8]", 8), &[&is]);
     }
 }
 
 #[test]
 fn c05_tensors_must_cover_the_data_exactly() {
-    let overlap = refused(&two("[0,8]", "[0,8]", 8));
-    assert!(matches!(overlap, HeaderError::Overlap { at: 0, .. }));
-    assert_names(&overlap, &["\"a\"", "\"b\""]);
-    let partly = refused(&two("[0,8]", "[4,12]", 12));
-    assert!(matches!(partly, HeaderError::Overlap { at: 4, .. }));
-    let leading = refused(&two("[4,12]", "[12,20]", 20));
-    assert!(matches!(leading, HeaderError::Hole { at: 4, hole_bytes: 4, .. }));
-    let inner = refused(&two("[0,8]", "[12,20]", 20));
-    assert!(matches!(inner, HeaderError::Hole { at: 12, hole_bytes: 4, .. }));
-    assert_names(&inner, &["\"b\"", "4 bytes"]);
-    let spare = refused(&two("[0,8]", "[8,16]", 20));
-    assert!(matches!(spare, HeaderError::TrailingBytes { end: 16, spare_bytes: 4 }));
-    let spare = refused(&raw_file(b"{}", &[0]));
-    assert!(matches!(spare, HeaderError::TrailingBytes { end: 0, spare_bytes: 1 }));
-    let reversed = refused(&two("[0,8]", "[16,8]", 16));
-    assert!(matches!(reversed, HeaderError::OffsetsReversed { start: 16, end: 8, .. }));
+    let overlap = "tensors \"a\" and \"b\" overlap";
+    refused(&two("[0,8]", "[0,8]", 8), &["data byte 0", overlap]);
+    refused(&two("[0,8]", "[4,12]", 12), &["data byte 4", overlap]);
+    let hole = |tensor: &str| format!("hole of 4 bytes before tensor {tensor:?}");
+    refused(&two("[4,12]", "[12,20]", 20), &["data byte 4", &hole("a")]);
+    refused(&two("[0,8]", "[12,20]", 20), &["data byte 12", &hole("b")]);
+    refused(&two("[0,8]", "[8,16]", 20), &["data byte 16", "4 spare bytes"]);
+    refused(&raw_file(b"{}", &[0]), &["data byte 0", "1 spare bytes"]);
+    refused(&two("[0,8]", "[16,8]", 16), &["\"b\"", "data_offsets end 8 is before start 16"]);
     // An empty tensor inside another one points into foreign bytes.
     let (a, e) = (entry("a", "U8", "[8]", "[0,8]"), entry("e", "U8", "[0]", "[4,4]"));
     let header = format!("{{{a},{e}}}");
-    let inside = refused(&raw_file(header.as_bytes(), &[0; 8]));
-    assert!(matches!(inside, HeaderError::Overlap { at: 4, .. }));
+    refused(&raw_file(header.as_bytes(), &[0; 8]), &["data byte 4", "overlap"]);
 }
 
 #[test]
 fn c06_part_elements_are_refused() {
     for (dtype, shape, bytes) in [("F32", "[3]", 15), ("BF16", "[2]", 5), ("F32", "[4]", 15)] {
-        let error = refused(&one(dtype, shape, &format!("[0,{bytes}]"), bytes));
-        assert!(matches!(error, HeaderError::ByteLength { .. }));
-        assert_names(&error, &["\"w\"", dtype, &bytes.to_string()]);
+        let give = format!("its data_offsets give {bytes}");
+        refused(&one(dtype, shape, &format!("[0,{bytes}]"), bytes), &["\"w\"", dtype, &give]);
     }
-    let nibble = refused(&one("F4", "[3]", "[0,1]", 1));
-    assert!(matches!(nibble, HeaderError::PartByte { .. }));
+    refused(&one("F4", "[3]", "[0,1]", 1), &["\"w\"", "does not fill whole bytes"]);
 }
 
 #[test]
@@ -263,9 +231,8 @@ fn c07_metadata_is_no_tensor() {
     }
     for value in ["{\"a\":1}", "{\"a\":null}", "{\"a\":{}}", "[]", "\"x\"", "null"] {
         let header = format!(r#"{{"__metadata__":{value},{entry}}}"#);
-        let error = refused(&raw_file(header.as_bytes(), &[0; 8]));
-        assert!(matches!(error, HeaderError::WrongType { .. }), "{value}");
-        assert_names(&error, &["__metadata__"]);
+        let file = raw_file(header.as_bytes(), &[0; 8]);
+        refused(&file, &["__metadata__", " is ", "expected a"]);
     }
 }
 
@@ -275,12 +242,14 @@ fn c08_only_spaces_may_pad_a_header() {
     let open_text = |text: &[u8]| open(&raw_file(text, &[0; 8]));
     assert!(open_text(format!("{header}      ").as_bytes()).is_ok());
     for padding in ["\t", "\n", "\r\n", "\0", "  \0", "{}", ","] {
-        let error = refused(&raw_file(format!("{header}{padding}").as_bytes(), &[0; 8]));
-        assert!(matches!(error, HeaderError::BadPadding { .. }), "{padding:?}: {error}");
+        let file = raw_file(format!("{header}{padding}").as_bytes(), &[0; 8]);
+        // Broken JSON, or white space that JSON allows and the format does not.
+        let is_space = padding.trim_ascii().is_empty();
+        refused(&file, &[if is_space { "only spaces may follow" } else { "trailing characters" }]);
     }
     for front in [" ", "\n", "\u{FEFF}", "[", "\0"] {
-        let error = refused(&raw_file(format!("{front}{header}").as_bytes(), &[0; 8]));
-        assert!(matches!(error, HeaderError::NotAnObject { .. }), "{front:?}: {error}");
+        let file = raw_file(format!("{front}{header}").as_bytes(), &[0; 8]);
+        refused(&file, &["header starts with", "expected '{'"]);
     }
     // Inside the object, white space is JSON's.
     assert!(open_text(header.replace(':', " :\n\t").as_bytes()).is_ok());
@@ -289,18 +258,14 @@ fn c08_only_spaces_may_pad_a_header() {
 #[test]
 fn c08_bytes_that_are_not_utf8_are_refused() {
     let header = [b"{\"\xFF\xFE\":", GOOD_ENTRY.as_bytes(), b"}"].concat();
-    let error = refused(&raw_file(&header, &[0; 8]));
-    assert!(matches!(error, HeaderError::Json(JsonError::NotUtf8 { .. })));
+    refused(&raw_file(&header, &[0; 8]), &["byte 2", "not UTF-8"]);
 }
 
 #[test]
 fn json() {
     for header in ["{", "{\"w\"}", "{\"w\":}", "{\"w\":{},}", "{]"] {
-        let error = refused(&raw_file(header.as_bytes(), &[]));
-        assert!(
-            matches!(error, HeaderError::Json(_) | HeaderError::MissingField { .. }),
-            "{header}: {error}"
-        );
+        let what = if header.contains("{}") { "dtype is missing" } else { "not valid JSON" };
+        refused(&raw_file(header.as_bytes(), &[]), &[what]);
     }
 }
 
@@ -325,8 +290,8 @@ fn c14_empty_tensors_and_scalars_are_read() {
 #[test]
 fn c14_no_tensor_can_have_the_reserved_name() {
     let header = format!(r#"{{"__metadata__":{GOOD_ENTRY}}}"#);
-    let error = refused(&raw_file(header.as_bytes(), &[0; 8]));
-    assert!(matches!(error, HeaderError::WrongType { .. }), "{error}");
+    let is = "\"shape\" is an array, expected a string";
+    refused(&raw_file(header.as_bytes(), &[0; 8]), &["__metadata__", is]);
 }
 
 #[test]
@@ -349,7 +314,7 @@ fn c16_offsets_above_2_to_the_53_are_exact() {
     assert_eq!(parsed.entries[1].start, ODD);
     let float = header_of(&format!("[9.007199254740993e15,{}]", ODD + 3));
     let error = parse_header(float.as_bytes(), ODD + 3, &mut NameTable::new());
-    assert!(matches!(error, Err(HeaderError::BadInteger { field: "data_offsets", .. })));
+    assert_names(&error.expect_err("refused"), &["\"b\"", "data_offsets holds 9.00719925"]);
     // The same with a real file, where a file system holds one of 9 petabytes.
     let Ok(folder) = tempfile::tempdir_in("/dev/shm") else {
         println!("NOT RUN c16 on disk: no /dev/shm");
@@ -370,14 +335,13 @@ fn c16_offsets_above_2_to_the_53_are_exact() {
     assert_eq!(checkpoint.read("b").expect("tail"), [1, 2, 3]);
     // Nine petabytes are not to be had; asking for them must not end the process.
     let error = checkpoint.read("a").expect_err("refused");
-    assert!(matches!(error, ReadError::OutOfMemory { byte_len: ODD, .. }));
+    assert_names(&error, &[&format!("no memory for its {ODD} bytes")]);
 }
 
 #[test]
 fn unknown_field() {
     let header = good_header().replace("\"shape\"", "\"strides\":[1],\"shape\"");
-    let error = refused(&raw_file(header.as_bytes(), &[0; 8]));
-    assert!(matches!(&error, HeaderError::UnknownField { field, .. } if field == "strides"));
+    refused(&raw_file(header.as_bytes(), &[0; 8]), &["\"w\"", "unknown key \"strides\""]);
 }
 
 #[test]
@@ -387,31 +351,27 @@ fn missing_field() {
         (r#""shape":[2],"#, "shape"),
         (r#","data_offsets":[0,8]"#, "data_offsets"),
     ] {
-        let error = refused(&raw_file(good_header().replace(text, "").as_bytes(), &[0; 8]));
-        assert!(
-            matches!(error, HeaderError::MissingField { field: missing, .. } if missing == field)
-        );
-        assert_names(&error, &["\"w\"", field]);
+        let file = raw_file(good_header().replace(text, "").as_bytes(), &[0; 8]);
+        refused(&file, &[&format!("tensor \"w\": {field} is missing")]);
     }
 }
 
 #[test]
 fn wrong_type() {
-    for (dtype, text) in [("7", "dtype"), ("null", "dtype"), ("[\"F32\"]", "dtype")] {
+    for (dtype, got) in [("7", "a number"), ("null", "null"), ("[\"F32\"]", "an array")] {
         let header = good_header().replace("\"F32\"", dtype);
-        let error = refused(&raw_file(header.as_bytes(), &[0; 8]));
-        assert!(matches!(error, HeaderError::WrongType { .. }));
-        assert_names(&error, &["\"w\"", text]);
+        let is = format!("tensor \"w\": dtype is {got}, expected a string");
+        refused(&raw_file(header.as_bytes(), &[0; 8]), &[&is]);
     }
-    let error = refused(&raw_file(br#"{"w":[1,2]}"#, &[]));
-    assert!(matches!(error, HeaderError::WrongType { .. }));
+    let entry = br#"{"w":["F32",[2],[0,8]]}"#;
+    refused(&raw_file(entry, &[0; 8]), &["the entry is an array, expected an object"]);
 }
 
 #[test]
 fn offset_count() {
-    for (offsets, got) in [("[]", 0), ("[0]", 1), ("[0,8,8]", 3), ("[0,4,4,8]", 3)] {
-        let error = refused(&one("F32", "[2]", offsets, 8));
-        assert!(matches!(error, HeaderError::OffsetCount { got: found, .. } if found == got));
+    for (offsets, got) in [("[]", "0"), ("[0]", "1"), ("[0,8,8]", "more than 2")] {
+        let has = format!("tensor \"w\": data_offsets has {got} numbers");
+        refused(&one("F32", "[2]", offsets, 8), &[&has]);
     }
 }
 
@@ -421,9 +381,8 @@ fn name_too_long() {
     let header = format!(r#"{{"{name}":{GOOD_ENTRY}}}"#);
     assert!(open(&raw_file(header.as_bytes(), &[0; 8])).is_ok());
     let header = format!(r#"{{"{name}n":{GOOD_ENTRY}}}"#);
-    let error = refused(&raw_file(header.as_bytes(), &[0; 8]));
-    assert!(matches!(error, HeaderError::NameTooLong { .. }));
-    assert_names(&error, &[&MAX_NAME_BYTES.to_string()]);
+    let longer = format!("longer than {MAX_NAME_BYTES} bytes");
+    refused(&raw_file(header.as_bytes(), &[0; 8]), &[&longer]);
 }
 
 #[test]
@@ -438,14 +397,13 @@ fn too_many_names() {
         }
     }
     let error = parse_header(good_header().as_bytes(), 8, &mut Full);
-    assert!(matches!(error, Err(HeaderError::TooManyNames)));
+    assert_names(&error.expect_err("refused"), &["bytes of tensor names"]);
 }
 
 #[test]
 fn unknown_dtype() {
     for dtype in ["F31", "f32", "", "MXFP4"] {
-        let error = refused(&one(dtype, "[2]", "[0,8]", 8));
-        assert!(matches!(&error, HeaderError::UnknownDtype { got, .. } if got == dtype));
+        refused(&one(dtype, "[2]", "[0,8]", 8), &[&format!("unknown dtype {dtype:?}")]);
     }
 }
 
@@ -453,8 +411,8 @@ fn unknown_dtype() {
 fn rank_too_high() {
     let ones = |rank: usize| format!("[{}]", vec!["1"; rank].join(","));
     assert!(open(&one("F32", &ones(MAX_RANK), "[0,4]", 4)).is_ok());
-    let error = refused(&one("F32", &ones(MAX_RANK + 1), "[0,4]", 4));
-    assert!(matches!(error, HeaderError::RankTooHigh { .. }));
+    let more = format!("shape has more than {MAX_RANK} numbers");
+    refused(&one("F32", &ones(MAX_RANK + 1), "[0,4]", 4), &[&more]);
 }
 
 #[test]

@@ -2,21 +2,21 @@
 
 use std::path::Path;
 
-use k3_checkpoint::foreign::Foreign;
-use k3_checkpoint::index::{IndexError, MAX_INDEX_BYTES, MAX_SHARDS, ShardIndex};
-use k3_checkpoint::link::LinkTrouble;
+use k3_checkpoint::Malformed;
+use k3_checkpoint::index::{MAX_INDEX_BYTES, MAX_SHARDS, ShardIndex};
 
 use super::make::{Folder, assert_names};
 
-fn parse(text: impl AsRef<[u8]>) -> Result<ShardIndex, IndexError> {
+fn parse(text: impl AsRef<[u8]>) -> Result<ShardIndex, Malformed> {
     ShardIndex::parse(text.as_ref(), Path::new("folder/model.safetensors.index.json"))
 }
 
+/// The text is refused by a message that names the index and has `parts`.
 #[track_caller]
-fn refused(text: impl AsRef<[u8]>) -> IndexError {
+fn refused(text: impl AsRef<[u8]>, parts: &[&str]) {
     let error = parse(text).expect_err("refused");
-    assert_names(&error, &["folder/model.safetensors.index.json"]);
-    error
+    assert_names(&error, &["folder/model.safetensors.index.json: "]);
+    assert_names(&error, parts);
 }
 
 #[test]
@@ -36,7 +36,11 @@ fn a_good_index_is_read() {
 #[test]
 fn io() {
     let folder = Folder::new();
-    assert!(matches!(ShardIndex::read(&folder.file("none")), Err(IndexError::Io { .. })));
+    let error = ShardIndex::read(&folder.file("none")).expect_err("refused");
+    assert_names(&error, &["none: no such file"]);
+    // A map of no bytes is an error of the system's; an empty index is one of ours.
+    let error = ShardIndex::read(&folder.put("empty", "")).expect_err("refused");
+    assert_names(&error, &["empty: byte 0: not valid JSON"]);
 }
 
 #[test]
@@ -45,8 +49,7 @@ fn c13_links_that_lead_nowhere_are_named() {
     let link = folder.file("model.safetensors.index.json");
     std::os::unix::fs::symlink("model.safetensors.index.json", &link).expect("linked");
     let error = ShardIndex::read(&link).expect_err("refused");
-    assert!(matches!(error, IndexError::Link { trouble: LinkTrouble::Loop { .. }, .. }));
-    assert_names(&error, &["loop"]);
+    assert_names(&error, &["link loop"]);
 }
 
 #[test]
@@ -55,13 +58,14 @@ fn too_large() {
     let path = folder.file("index.json");
     let file = std::fs::File::create(&path).expect("file");
     file.set_len(MAX_INDEX_BYTES + 1).expect("sparse");
-    assert!(matches!(ShardIndex::read(&path), Err(IndexError::TooLarge { .. })));
+    let error = ShardIndex::read(&path).expect_err("refused");
+    assert_names(&error, &[&format!("above the limit of {MAX_INDEX_BYTES}")]);
 }
 
 #[test]
 fn foreign() {
-    let error = refused("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n");
-    assert!(matches!(error, IndexError::Foreign { what: Foreign::LfsPointer, .. }));
+    let pointer = "version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 9\n";
+    refused(pointer, &["LFS pointer"]);
 }
 
 #[test]
@@ -69,50 +73,46 @@ fn c15_a_cut_index_is_refused() {
     let text = r#"{"metadata":{"total_size":12},"weight_map":{"a":"1.safetensors"}}"#;
     assert!(parse(text).is_ok());
     for length in 0..text.len() {
-        let error = refused(&text[..length]);
-        assert!(matches!(error, IndexError::Json { .. }), "cut at {length}: {error}");
+        refused(&text[..length], &["not valid JSON"]);
     }
-    let twice = format!("{text}{text}");
-    assert!(matches!(refused(twice), IndexError::Json { .. }));
+    refused(format!("{text}{text}"), &[&format!("byte {}: not valid JSON", text.len())]);
 }
 
 #[test]
 fn duplicate_key() {
     let map = r#""weight_map":{"a":"1.safetensors"}"#;
-    let error = refused(format!("{{{map},{map}}}"));
-    assert!(matches!(&error, IndexError::DuplicateKey { key, .. } if key == "weight_map"));
-    let error = refused(format!(r#"{{"metadata":{{"total_size":1,"total_size":1}},{map}}}"#));
-    assert!(matches!(&error, IndexError::DuplicateKey { key, .. } if key == "metadata.total_size"));
+    refused(format!("{{{map},{map}}}"), &["weight_map: duplicate key"]);
+    let metadata = r#""metadata":{"total_size":1,"total_size":1}"#;
+    refused(format!("{{{metadata},{map}}}"), &["metadata.total_size: duplicate key"]);
+    // Inside of what is not read as well.
+    refused(format!(r#"{{"other":{{"a":1,"a":1}},{map}}}"#), &["duplicate key \"a\""]);
 }
 
 #[test]
 fn c03_duplicate_tensor() {
     for name in ["a", "\\u0061"] {
         let text = format!(r#"{{"weight_map":{{"a":"1.safetensors","{name}":"2.safetensors"}}}}"#);
-        let error = refused(text);
-        assert!(matches!(&error, IndexError::DuplicateTensor { tensor, .. } if tensor == "a"));
-        assert_names(&error, &["duplicate", "\"a\""]);
+        refused(text, &["tensor \"a\": duplicate"]);
     }
 }
 
 #[test]
 fn no_weight_map() {
     for text in ["{}", r#"{"metadata":{}}"#, r#"{"weight_map":{}}"#] {
-        assert!(matches!(refused(text), IndexError::NoWeightMap { .. }), "{text}");
+        refused(text, &["weight_map: missing or empty"]);
     }
 }
 
 #[test]
 fn wrong_type() {
-    for (text, field) in [
-        ("[]", "the document"),
-        (r#"{"weight_map":[]}"#, "weight_map"),
-        (r#"{"weight_map":{"a":1}}"#, "a"),
-        (r#"{"metadata":null}"#, "metadata"),
-        (r#"{"metadata":{"total_size":"12"}}"#, "metadata.total_size"),
+    for (text, what) in [
+        ("[]", "expected an object"),
+        (r#"{"weight_map":[]}"#, "weight_map: expected an object, got an array"),
+        (r#"{"weight_map":{"a":1}}"#, "\"a\": expected the name of a shard, got a number"),
+        (r#"{"metadata":null}"#, "metadata: expected an object, got null"),
+        (r#"{"metadata":{"total_size":"12"}}"#, "metadata.total_size: expected an integer"),
     ] {
-        let error = refused(text);
-        assert!(matches!(&error, IndexError::WrongType { field: found, .. } if found == field));
+        refused(text, &[what]);
     }
 }
 
@@ -120,7 +120,7 @@ fn wrong_type() {
 fn bad_total_size() {
     for size in ["1.5", "-1", "1e12", "18446744073709551616"] {
         let text = format!(r#"{{"metadata":{{"total_size":{size}}}}}"#);
-        assert!(matches!(refused(text), IndexError::BadTotalSize { .. }), "{size}");
+        refused(text, &["metadata.total_size: expected an integer, got a number", size]);
     }
 }
 
@@ -137,9 +137,8 @@ fn bad_shard_name() {
         "",
         "1\\u0000.safetensors",
     ] {
-        let error = refused(format!(r#"{{"weight_map":{{"w":"{shard}"}}}}"#));
-        assert!(matches!(error, IndexError::BadShardName { .. }), "{shard}");
-        assert_names(&error, &["\"w\""]);
+        let text = format!(r#"{{"weight_map":{{"w":"{shard}"}}}}"#);
+        refused(text, &["\"w\"", "expected the plain name of a .safetensors file"]);
     }
 }
 
@@ -150,5 +149,5 @@ fn too_many_shards() {
         format!(r#"{{"weight_map":{{{}}}}}"#, rows.join(","))
     };
     assert_eq!(parse(map(MAX_SHARDS)).expect("at the limit").shards.len(), MAX_SHARDS);
-    assert!(matches!(refused(map(MAX_SHARDS + 1)), IndexError::TooManyShards { .. }));
+    refused(map(MAX_SHARDS + 1), &[&format!("more than {MAX_SHARDS} shards")]);
 }

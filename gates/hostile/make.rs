@@ -5,7 +5,7 @@ use std::fmt::Display;
 use std::path::{Path, PathBuf};
 
 use k3_checkpoint::plan::{ExpectedTensor, visit_layer, visit_model};
-use k3_checkpoint::write::{TensorSpec, write_safetensors_with};
+use k3_checkpoint::write::{FileLayout, TensorSpec};
 use k3_checkpoint::{Dtype, ModelShape};
 use k3_core::config::RawConfig;
 use serde_json::{Value, json};
@@ -243,16 +243,15 @@ impl Model {
 
 /// Writes one file of zeros.
 pub fn write_zeros(path: &Path, tensors: &[Zeros]) {
-    let specs: Vec<_> = tensors
-        .iter()
-        .map(|tensor| TensorSpec { name: &tensor.name, dtype: tensor.dtype, shape: &tensor.shape })
-        .collect();
-    let written = write_safetensors_with(path, &specs, &[], |index, sink| {
-        let elements = specs[index].shape.iter().product::<usize>() as u64;
-        let bytes = specs[index].dtype.byte_len(elements).expect("bytes");
-        sink.write_all(&vec![0; bytes as usize])
+    let specs = tensors.iter().map(|tensor| TensorSpec {
+        name: &tensor.name,
+        dtype: tensor.dtype,
+        shape: &tensor.shape,
     });
-    written.expect("written");
+    let layout = FileLayout::new(specs, &[]).expect("layout");
+    let mut bytes = layout.head;
+    bytes.resize(layout.file_bytes as usize, 0);
+    std::fs::write(path, bytes).expect("written");
 }
 
 /// Processor time of this process in seconds: on a busy machine it says more than a clock.

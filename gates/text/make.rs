@@ -7,7 +7,8 @@ use std::sync::OnceLock;
 
 use base64::Engine as _;
 use base64::engine::general_purpose::STANDARD;
-use k3_text::{K3_RANKS, Markers, RankTable, Special, TextError, Tokenizer};
+use k3_checkpoint::Malformed;
+use k3_text::{K3_RANKS, Markers, RankTable, Special, Tokenizer};
 
 /// K3's vocabulary as the crate carries it.
 pub fn built_in() -> &'static Tokenizer {
@@ -58,7 +59,7 @@ pub fn plain(tokenizer: &Tokenizer, text: &str) -> Vec<u32> {
 }
 
 /// What a rank file is refused with.
-pub fn refused(text: &str) -> TextError {
+pub fn refused(text: &str) -> Malformed {
     RankTable::parse(text.as_bytes(), Path::new("tiktoken.model")).unwrap_err()
 }
 

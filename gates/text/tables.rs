@@ -2,7 +2,8 @@
 
 use std::path::Path;
 
-use k3_text::{LineProblem, Markers, RankTable, TextError, Tokenizer};
+use k3_checkpoint::Malformed;
+use k3_text::{Markers, RankTable, Tokenizer};
 
 use super::make::{bytes_and, plain, rank_file, refused, write_folder};
 
@@ -10,16 +11,15 @@ fn parsed(text: &str) -> RankTable {
     RankTable::parse(text.as_bytes(), Path::new("tiktoken.model")).unwrap()
 }
 
-/// A small file with one line replaced, and its problem on that line.
+/// A small file with one line replaced is refused for that line, by a message with `what`.
 #[track_caller]
-fn problem(line: usize, with: &str) -> LineProblem {
+fn bad_line(line: usize, with: &str, what: &str) {
     let text = rank_file(&bytes_and(&["ab"]));
     let mut lines: Vec<&str> = text.lines().collect();
     lines[line - 1] = with;
-    match refused(&lines.join("\n")) {
-        TextError::Line { line: got, problem, .. } if got == line => problem,
-        other => panic!("{other}"),
-    }
+    let problem = refused(&lines.join("\n")).problem;
+    assert_eq!(problem.at, format!("line {line}"), "{problem}");
+    assert!(problem.what.contains(what), "{problem}");
 }
 
 /// D13: a byte without a token is named, since a text with it could not be encoded.
@@ -28,13 +28,12 @@ fn d13_a_missing_byte_is_named() {
     let mut tokens = bytes_and(&["ab"]);
     tokens[0xE2] = b"abc".to_vec();
     let error = refused(&rank_file(&tokens));
-    assert!(matches!(error, TextError::MissingByte { byte: 0xE2, .. }));
-    let text = error.to_string();
-    assert!(text.contains("tiktoken.model") && text.contains("0xE2"), "{text}");
+    assert!(error.problem.what.ends_with("got none for byte 0xE2"), "{error}");
+    assert!(error.to_string().starts_with("tiktoken.model: "), "{error}");
     // The same by leaving its line out.
     let text = rank_file(&bytes_and(&["ab"]));
     let lines: Vec<&str> = text.lines().filter(|line| !line.ends_with(" 226")).collect();
-    assert!(matches!(refused(&lines.join("\n")), TextError::MissingByte { byte: 0xE2, .. }));
+    assert_eq!(refused(&lines.join("\n")), error);
 }
 
 /// D13: line ends of two characters, a blank last line and no last line end are the same table.
@@ -60,27 +59,25 @@ fn d13_line_ends_are_free() {
 #[test]
 fn d13_bad_lines_are_refused() {
     let last = 257;
-    let repeated_rank = LineProblem::RepeatedRank { rank: 3, first_line: 4 };
-    assert_eq!(problem(last, "YWI= 3"), repeated_rank);
-    assert_eq!(problem(last, "AA== 256"), LineProblem::RepeatedToken { first_line: 1 });
-    let rank = |got: &str| LineProblem::Rank { got: got.to_owned() };
+    bad_line(last, "YWI= 3", "got rank 3 again (first on line 4)");
+    bad_line(last, "AA== 256", "expected every token once, got that of line 1 again");
     for bad in ["x", "-1", "1.0", "0256", "+256", "163584", "4294967552", ""] {
-        assert_eq!(problem(last, &format!("YWI= {bad}")), rank(bad));
+        let what = format!("expected a rank from 0 to 163583 in decimal digits, got {bad:?}");
+        bad_line(last, &format!("YWI= {bad}"), &what);
     }
     for bad in ["YWI", "YWI!", "YW=I", "YWJ=", "Y\u{e9}I=", "YW-_"] {
-        let got = problem(last, &format!("{bad} 256"));
-        assert!(matches!(got, LineProblem::Base64 { .. }), "{bad}: {got}");
+        bad_line(last, &format!("{bad} 256"), "expected base64 in fours");
     }
-    assert_eq!(problem(last, " 256"), LineProblem::Empty);
+    bad_line(last, " 256", "expected a token of at least one byte, got none");
     for bad in ["YWI=", "YWI=\t256", "YWI= 256 7", "YWI=  256"] {
-        let got = problem(last, bad);
-        assert!(matches!(got, LineProblem::Fields { .. }), "{bad}: {got}");
+        bad_line(last, bad, "expected base64, one space and a rank");
     }
-    assert_eq!(problem(100, ""), LineProblem::Blank);
-    assert!(matches!(refused(""), TextError::NoRanks { .. }));
-    assert!(matches!(refused("\n\n"), TextError::NoRanks { .. }));
+    bad_line(100, "", "got a blank line");
+    for empty in ["", "\n\n"] {
+        assert!(refused(empty).problem.what.ends_with("got an empty file"));
+    }
     let pointer = refused("version https://git-lfs.github.com/spec/v1\n");
-    assert!(matches!(pointer, TextError::Line { .. }), "{pointer}");
+    assert_eq!(pointer.problem.at, "line 1", "{pointer}");
 }
 
 /// A gap in the ranks is an id without a token.
@@ -89,10 +86,10 @@ fn d13_a_gap_is_refused() {
     let text = rank_file(&bytes_and(&["ab", "abc"]));
     let lines: Vec<&str> = text.lines().filter(|line| !line.ends_with(" 256")).collect();
     let gap = refused(&lines.join("\n"));
-    assert!(matches!(gap, TextError::MissingRank { rank: 256, largest: 257, .. }), "{gap}");
+    assert!(gap.problem.what.contains("ranks 0 to 257 without a gap, got none for rank 256"));
 }
 
-fn markers(text: &str) -> Result<Markers, TextError> {
+fn markers(text: &str) -> Result<Markers, Malformed> {
     Markers::parse(text.as_bytes(), Path::new("tokenizer_config.json"), 163_584)
 }
 

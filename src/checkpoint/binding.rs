@@ -13,6 +13,7 @@ use std::path::Path;
 
 use rayon::prelude::*;
 
+use super::Problem;
 use super::bind_error::BindError;
 use super::index::{INDEX_FILE, ShardIndex};
 use super::names::{EXPERT_ROLES, Role};
@@ -30,7 +31,7 @@ const LISTED: usize = 24;
 
 /// Most missing tensors that are worth naming: twice the released model. A config within its limits
 /// can imply 25 billion tensors, which would take hours to look up.
-pub(super) const MAX_MISSING: u64 = 1_000_000;
+const MAX_MISSING: u64 = 1_000_000;
 
 /// The six tensors of one routed expert.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -132,8 +133,9 @@ impl Binding {
             let table = layer.map_or(Some(&self.model), |layer| self.layers.get(layer));
             let taken = released_residuals(part, layer);
             if table.is_some_and(|table| taken.iter().all(|role| !table.lacks.contains(role))) {
-                let (path, tensor) = (checkpoint.folder().to_owned(), name.to_owned());
-                return Err(BindError::BothSpellings { path, tensor });
+                let what = "is a second spelling of a residual norm or projection that has its \
+                            released name as well";
+                return Err(Problem::in_tensor(name, what).in_file(checkpoint.folder()).into());
             }
         }
         Ok(())
@@ -252,7 +254,7 @@ pub struct NameBinding {
 /// Compares the names of an index with those a config implies.
 ///
 /// # Errors
-/// [`BindError::Shape`], [`BindError::TooManyExpected`].
+/// [`BindError::Shape`], [`BindError::File`].
 pub fn bind_names(index: &ShardIndex, config: &RawConfig) -> Result<NameBinding, BindError> {
     let shape = ModelShape::derive(config)?;
     refuse_absurd_plan(&shape, index.names.len(), Path::new(INDEX_FILE))?;
@@ -290,8 +292,12 @@ pub fn bind_names(index: &ShardIndex, config: &RawConfig) -> Result<NameBinding,
 fn refuse_absurd_plan(shape: &ModelShape, names: usize, path: &Path) -> Result<(), BindError> {
     let (expected, got) = (tensor_count(shape), names as u64);
     if expected > got + MAX_MISSING {
-        let path = path.to_owned();
-        return Err(BindError::TooManyExpected { path, expected, got });
+        return Err(Problem::whole(format!(
+            "the config's layers and num_experts imply {expected} tensors, there are {got}; more \
+             than {MAX_MISSING} missing ones are not looked for"
+        ))
+        .in_file(path)
+        .into());
     }
     Ok(())
 }
@@ -418,15 +424,17 @@ fn find_checked(checkpoint: &Checkpoint, expected: &ExpectedTensor<'_>, near: &m
         return Ok(None);
     };
     let info = checkpoint.info(id);
-    let (role, tensor) = (expected.role, || expected.name.to_owned());
-    let path = || checkpoint.shard_path(info.shard).to_owned();
+    let wrong = |what: String| {
+        let what = format!("({:?}) expected {what}", expected.role);
+        let path = checkpoint.shard_path(info.shard);
+        Err(Problem::in_tensor(expected.name, what).in_file(path).into())
+    };
     if info.dtype != expected.dtype {
-        let (expected, got) = (expected.dtype, info.dtype);
-        return Err(BindError::WrongDtype { path: path(), tensor: tensor(), role, expected, got });
+        return wrong(format!("dtype {}, got {}", expected.dtype, info.dtype));
     }
     if info.shape != expected.shape {
-        let (expected, got) = (expected.shape.to_vec(), info.shape.to_vec());
-        return Err(BindError::WrongShape { path: path(), tensor: tensor(), role, expected, got });
+        let (shape, got) = (expected.shape, info.shape);
+        return wrong(format!("shape {shape:?} by the config, got {got:?}"));
     }
     Ok(Some(info.id))
 }

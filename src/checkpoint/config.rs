@@ -10,62 +10,80 @@
 //! since the release has a hundred that no computation reads. Everything missing or ill-typed is
 //! told in one message; what contradicts itself is told, again all at once, when nothing is.
 
-mod error;
 mod fields;
 mod rules;
 
 use std::fs::File;
-use std::io::{self, Read};
-use std::path::Path;
+use std::io::Read;
+use std::path::{Path, PathBuf};
 
 use k3_core::config::RawConfig;
+use thiserror::Error;
 
 use crate::foreign::Foreign;
-use crate::json::parse_document;
-use crate::link::LinkTrouble;
+use crate::json::Value;
+use crate::{Malformed, Problem};
 
-pub use error::{ConfigError, ConfigProblem};
 use fields::Fields;
 
 /// Largest `config.json` read: the released one has 7,006 bytes.
 pub const MAX_CONFIG_BYTES: u64 = 16 << 20;
+
+/// A `config.json` that cannot be used.
+#[derive(Debug, Error)]
+pub enum ConfigError {
+    /// A file that cannot be read or is not one strict JSON document.
+    #[error(transparent)]
+    File(#[from] Malformed),
+    /// Fields that are missing, ill-typed or not what this program computes.
+    #[error("{}: {}", path.display(), list_problems(problems))]
+    Refused {
+        /// The file.
+        path: PathBuf,
+        /// Everything found, each at the full path of its field; never empty.
+        problems: Vec<Problem>,
+    },
+}
+
+fn list_problems(problems: &[Problem]) -> String {
+    // Above the number of fields there are; only layer lists can have more problems.
+    const SHOWN: usize = 80;
+    let mut texts: Vec<_> = problems.iter().take(SHOWN).map(ToString::to_string).collect();
+    if problems.len() == 1 {
+        return texts.remove(0);
+    }
+    if problems.len() > SHOWN {
+        texts.push(format!("and {} more", problems.len() - SHOWN));
+    }
+    format!("{} problems: {}", problems.len(), texts.join("; "))
+}
 
 /// Reads and checks the file at `path`.
 ///
 /// # Errors
 /// Every variant of [`ConfigError`].
 pub fn read(path: &Path) -> Result<RawConfig, ConfigError> {
-    let io_error = |reason: io::Error| {
-        let path = path.to_owned();
-        match (LinkTrouble::of(&path, &reason), reason.kind()) {
-            (Some(trouble), _) => ConfigError::Link { path, trouble },
-            (None, io::ErrorKind::NotFound) => ConfigError::NotFound { path },
-            (None, _) => ConfigError::Io { path, reason },
-        }
-    };
-    let file = File::open(path).map_err(io_error)?;
+    let unreadable = |reason| Malformed::unreadable(path, &reason);
+    let file = File::open(path).map_err(unreadable)?;
     let mut bytes = Vec::new();
-    file.take(MAX_CONFIG_BYTES + 1).read_to_end(&mut bytes).map_err(io_error)?;
+    file.take(MAX_CONFIG_BYTES + 1).read_to_end(&mut bytes).map_err(unreadable)?;
     parse(&bytes, path)
 }
 
 /// Checks the bytes of a file; `origin` is the name used in messages.
 ///
 /// # Errors
-/// [`ConfigError::TooLarge`], [`ConfigError::Foreign`], [`ConfigError::Json`],
-/// [`ConfigError::Refused`].
+/// Every variant of [`ConfigError`].
 pub fn parse(bytes: &[u8], origin: &Path) -> Result<RawConfig, ConfigError> {
-    let path = origin.to_owned();
+    let in_file = |problem: Problem| problem.in_file(origin);
     if bytes.len() as u64 > MAX_CONFIG_BYTES {
-        return Err(ConfigError::TooLarge { path });
+        let what = format!("larger than the limit of {MAX_CONFIG_BYTES} bytes");
+        return Err(in_file(Problem::whole(what)).into());
     }
     if let Some(what) = Foreign::of_content(bytes) {
-        return Err(ConfigError::Foreign { path, what });
+        return Err(in_file(Problem::whole(what)).into());
     }
-    let root = match parse_document(bytes) {
-        Ok(root) => root,
-        Err(reason) => return Err(ConfigError::Json { path, reason }),
-    };
+    let root = Value::parse(bytes).map_err(in_file)?;
     let mut fields = Fields::new(&root);
     rules::check_released_values(&mut fields);
     let kv_heads = fields.width("text_config.num_key_value_heads");
@@ -74,5 +92,6 @@ pub fn parse(bytes: &[u8], origin: &Path) -> Result<RawConfig, ConfigError> {
     if problems.is_empty() {
         rules::check_consistency(&config, kv_heads, &mut problems);
     }
+    let path = origin.to_owned();
     if problems.is_empty() { Ok(config) } else { Err(ConfigError::Refused { path, problems }) }
 }

@@ -16,14 +16,13 @@
 //!
 //! What cannot be seen: offsets that lie within these rules, and changed data bytes.
 
-use std::collections::HashMap;
-use std::io::Read;
+use std::collections::{HashMap, HashSet};
 
+use super::Problem;
 use super::dtype::Dtype;
 use super::foreign::Foreign;
-pub use super::header_error::HeaderError;
-use super::json::{FoundByte, JsonError, JsonReader, Kind};
-use super::name_table::NameTable;
+use super::json::Raw;
+use super::name_table::{MAX_ARENA_BYTES, NameTable};
 
 /// Largest header accepted: ten times what other readers allow (100,000,000 bytes), which a
 /// legal file can exceed, and a thousand times the largest released one.
@@ -96,59 +95,69 @@ impl NameResolver for NameTable {
 /// `first_bytes` holds the file's start: all of it, or at least 9 bytes.
 ///
 /// # Errors
-/// The variants of [`HeaderError`] from `Foreign` to `NotAnObject`.
-pub fn header_length(first_bytes: &[u8], file_bytes: u64) -> Result<u64, HeaderError> {
+/// Another kind of file, and a length that cannot be.
+pub fn header_length(first_bytes: &[u8], file_bytes: u64) -> Result<u64, Problem> {
+    let refused = |what: String| Err(Problem::whole(what));
     if let Some(what) = Foreign::of_content(first_bytes) {
-        return Err(HeaderError::Foreign(what));
+        return refused(format!("this is {what}"));
     }
     let Some((length, rest)) = first_bytes.split_first_chunk::<8>() else {
-        return Err(HeaderError::FileTooShort { file_bytes });
+        return refused(format!(
+            "file of {file_bytes} bytes is too short for a header length of {LENGTH_BYTES} bytes"
+        ));
     };
     let room = file_bytes.saturating_sub(LENGTH_BYTES);
     let header_bytes = u64::from_le_bytes(*length);
     let swapped = u64::from_be_bytes(*length);
     if header_bytes == 0 {
-        return Err(HeaderError::ZeroLength);
+        return refused("header length is 0, expected at least the two bytes of {}".to_owned());
     }
     if header_bytes > room && swapped <= room && rest.first() == Some(&b'{') {
-        return Err(HeaderError::BigEndianLength { header_bytes });
+        return refused(format!(
+            "header length {header_bytes} is written big-endian, expected little-endian"
+        ));
     }
     if header_bytes > room {
-        return Err(HeaderError::LengthPastEnd { header_bytes, file_bytes });
+        return refused(format!(
+            "header length {header_bytes} reaches past the end, the file has {file_bytes} bytes"
+        ));
     }
     if header_bytes > MAX_HEADER_BYTES {
-        return Err(HeaderError::LengthAboveLimit { header_bytes });
+        return refused(format!(
+            "header length {header_bytes} is above the limit of {MAX_HEADER_BYTES} bytes"
+        ));
     }
-    match rest.first() {
-        Some(b'{') => Ok(header_bytes),
-        Some(found) => Err(HeaderError::NotAnObject { found: FoundByte(*found) }),
-        None => Err(HeaderError::LengthPastEnd { header_bytes, file_bytes }),
-    }
+    Ok(header_bytes)
 }
 
-/// Parses the header that `source` yields (exactly the header's bytes) of a file with
-/// `data_bytes` bytes behind it.
+/// Parses a header of a file with `data_bytes` bytes of data.
 ///
 /// # Errors
-/// The variants of [`HeaderError`] from `NotAnObject` on.
-pub fn parse_header<R: Read>(
-    source: R,
+/// Everything that the module refuses, with the tensor and field, or the byte of the header.
+pub fn parse_header(
+    bytes: &[u8],
     data_bytes: u64,
     names: &mut dyn NameResolver,
-) -> Result<Header, HeaderError> {
-    let mut parser = Parser {
-        json: JsonReader::new(source),
-        header: Header::default(),
-        form_places: HashMap::new(),
-    };
-    if let Some(found) = parser.json.peek_byte()?.filter(|&byte| byte != b'{') {
-        return Err(HeaderError::NotAnObject { found: FoundByte(found) });
+) -> Result<Header, Problem> {
+    match bytes.first() {
+        Some(b'{') => {}
+        first => {
+            let found = shown(first.copied());
+            return Err(Problem::whole(format!("header starts with {found}, expected '{{'")));
+        }
     }
-    parser.object(names)?;
-    parser.json.end_padded_with(b" ").map_err(|error| match error {
-        JsonError::TrailingData { at_byte, found } => HeaderError::BadPadding { at_byte, found },
-        other => HeaderError::Json(other),
-    })?;
+    let padding = bytes.iter().rev().take_while(|byte| **byte == b' ').count();
+    let object = &bytes[..bytes.len() - padding];
+    let mut parser = Parser { header: Header::default(), form_places: HashMap::new() };
+    parser.object(Raw::document(object)?, names)?;
+    if let Some(&last) = object.last().filter(|last| **last != b'}') {
+        let at = format!("byte {}", object.len() - 1);
+        let found = shown(Some(last));
+        return Err(Problem::new(
+            at,
+            format!("{found} after the header's object, only spaces may follow"),
+        ));
+    }
     let mut header = parser.header;
     refuse_duplicates(&header, names)?;
     check_layout(&mut header, data_bytes, names)?;
@@ -156,185 +165,89 @@ pub fn parse_header<R: Read>(
     Ok(header)
 }
 
-struct Parser<R> {
-    json: JsonReader<R>,
+/// A byte, readable in one line.
+fn shown(byte: Option<u8>) -> String {
+    match byte {
+        None => "nothing".to_owned(),
+        Some(byte) if byte.is_ascii_graphic() => format!("'{}'", char::from(byte)),
+        Some(byte) => format!("byte 0x{byte:02X}"),
+    }
+}
+
+struct Parser {
     header: Header,
     form_places: HashMap<Form, u32>,
 }
 
-/// What one entry says, before it is checked; its buffers serve one entry after the other.
+/// What one entry says, before it is checked.
 #[derive(Default)]
 struct RawEntry {
     dtype: Option<Dtype>,
-    has_shape: bool,
-    shape: Vec<u64>,
+    shape: Option<([u64; MAX_RANK], usize)>,
     offsets: Option<(u64, u64)>,
-    field: String,
-    text: String,
 }
 
-impl<R: Read> Parser<R> {
-    fn object(&mut self, names: &mut dyn NameResolver) -> Result<(), HeaderError> {
-        let mut members = self.json.begin_object()?;
-        let mut name = String::new();
-        let mut entry = RawEntry::default();
+impl Parser {
+    fn object(&mut self, header: Raw<'_>, names: &mut dyn NameResolver) -> Result<(), Problem> {
         let mut metadata_seen = false;
-        while self.json.next_key(&mut members, &mut name, MAX_NAME_BYTES)? {
+        header.members(|name, value| {
+            if name.len() > MAX_NAME_BYTES {
+                return Err(too_long(value));
+            }
             if name == METADATA_KEY {
-                if metadata_seen {
-                    return Err(HeaderError::DuplicateName { tensor: name });
+                if std::mem::replace(&mut metadata_seen, true) {
+                    return Err(duplicate_name(METADATA_KEY));
                 }
-                metadata_seen = true;
-                self.metadata()?;
-                continue;
+                return self.metadata(value);
             }
-            self.raw_entry(&name, &mut entry)?;
+            let entry = raw_entry(&name, value)?;
             let (start, form) = self.check_entry(&name, &entry)?;
-            let name_id = names.resolve(&name).ok_or(HeaderError::TooManyNames)?;
+            let name_id = names.resolve(&name).ok_or_else(too_many_names)?;
             self.header.entries.push(HeaderEntry { start, name_id, form });
-        }
-        Ok(())
-    }
-
-    fn metadata(&mut self) -> Result<(), HeaderError> {
-        self.expect(METADATA_KEY, "the value", "an object of strings", Kind::Object)?;
-        let mut members = self.json.begin_object()?;
-        let mut key = String::new();
-        let mut seen = NameTable::new();
-        while self.json.next_key(&mut members, &mut key, MAX_NAME_BYTES)? {
-            match seen.intern(&key) {
-                Some((_, true)) => {}
-                Some((_, false)) => {
-                    let tensor = METADATA_KEY.to_owned();
-                    return Err(HeaderError::DuplicateField { tensor, field: key });
-                }
-                None => return Err(HeaderError::TooManyNames),
-            }
-            self.expect(METADATA_KEY, "a value", "a string", Kind::String)?;
-            let mut value = String::new();
-            self.json.string(&mut value, usize::MAX)?;
-            self.header.metadata.push((std::mem::take(&mut key), value));
-        }
-        Ok(())
-    }
-
-    fn raw_entry(&mut self, tensor: &str, entry: &mut RawEntry) -> Result<(), HeaderError> {
-        self.expect(tensor, "the entry", "an object", Kind::Object)?;
-        (entry.dtype, entry.offsets, entry.has_shape) = (None, None, false);
-        let mut members = self.json.begin_object()?;
-        while self.json.next_key(&mut members, &mut entry.field, MAX_NAME_BYTES)? {
-            let seen = match entry.field.as_str() {
-                "dtype" => {
-                    let dtype = self.dtype(tensor, &mut entry.text)?;
-                    entry.dtype.replace(dtype).is_some()
-                }
-                "shape" => {
-                    self.shape(tensor, &mut entry.shape)?;
-                    std::mem::replace(&mut entry.has_shape, true)
-                }
-                "data_offsets" => entry.offsets.replace(self.offsets(tensor)?).is_some(),
-                _ => {
-                    let (tensor, field) = (tensor.to_owned(), std::mem::take(&mut entry.field));
-                    return Err(HeaderError::UnknownField { tensor, field });
-                }
-            };
-            if seen {
-                let (tensor, field) = (tensor.to_owned(), std::mem::take(&mut entry.field));
-                return Err(HeaderError::DuplicateField { tensor, field });
-            }
-        }
-        Ok(())
-    }
-
-    fn dtype(&mut self, tensor: &str, text: &mut String) -> Result<Dtype, HeaderError> {
-        self.expect(tensor, "dtype", "a string", Kind::String)?;
-        self.json.string(text, MAX_NAME_BYTES)?;
-        let unknown = || HeaderError::UnknownDtype { tensor: tensor.into(), got: text.clone() };
-        Dtype::parse(text).ok_or_else(unknown)
-    }
-
-    fn shape(&mut self, tensor: &str, shape: &mut Vec<u64>) -> Result<(), HeaderError> {
-        self.expect(tensor, "shape", "an array of integers", Kind::Array)?;
-        let mut members = self.json.begin_array()?;
-        shape.clear();
-        while self.json.next_element(&mut members)? {
-            if shape.len() == MAX_RANK {
-                return Err(HeaderError::RankTooHigh { tensor: tensor.to_owned() });
-            }
-            shape.push(self.integer(tensor, "shape")?);
-        }
-        Ok(())
-    }
-
-    fn offsets(&mut self, tensor: &str) -> Result<(u64, u64), HeaderError> {
-        self.expect(tensor, "data_offsets", "an array of two integers", Kind::Array)?;
-        let mut members = self.json.begin_array()?;
-        let mut offsets = [0; 2];
-        let mut got = 0;
-        while self.json.next_element(&mut members)? {
-            if got == offsets.len() {
-                return Err(HeaderError::OffsetCount { tensor: tensor.to_owned(), got: got + 1 });
-            }
-            offsets[got] = self.integer(tensor, "data_offsets")?;
-            got += 1;
-        }
-        if got < offsets.len() {
-            return Err(HeaderError::OffsetCount { tensor: tensor.to_owned(), got });
-        }
-        Ok((offsets[0], offsets[1]))
-    }
-
-    fn integer(&mut self, tensor: &str, field: &'static str) -> Result<u64, HeaderError> {
-        self.expect(tensor, field, "integers", Kind::Number)?;
-        let literal = self.json.number()?;
-        // `parse` would take a sign; JSON has no plus and a minus is refused, −0 included.
-        literal.parse().map_err(|_| HeaderError::BadInteger {
-            tensor: tensor.to_owned(),
-            field,
-            got: literal.to_owned(),
+            Ok(())
         })
     }
 
-    fn expect(
-        &mut self,
-        tensor: &str,
-        field: &'static str,
-        expected: &'static str,
-        kind: Kind,
-    ) -> Result<(), HeaderError> {
-        let got = self.json.peek_kind()?;
-        if got == kind {
-            return Ok(());
-        }
-        Err(HeaderError::WrongType { tensor: tensor.to_owned(), field, expected, got })
+    fn metadata(&mut self, metadata: Raw<'_>) -> Result<(), Problem> {
+        expect(METADATA_KEY, "the value", "an object", "an object of strings", metadata)?;
+        let mut seen = HashSet::new();
+        metadata.members(|key, value| {
+            if key.len() > MAX_NAME_BYTES {
+                return Err(too_long(value));
+            }
+            let Some(text) = value.string()? else {
+                return Err(wrong_type(METADATA_KEY, &format!("{key:?}"), "a string", value));
+            };
+            self.header.metadata.push((key.clone().into_owned(), text.into_owned()));
+            if seen.insert(key.clone()) { Ok(()) } else { Err(duplicate(METADATA_KEY, &key)) }
+        })
     }
 
     /// Checks one entry by itself; gives its start and the index of its form.
-    fn check_entry(&mut self, name: &str, entry: &RawEntry) -> Result<(u64, u32), HeaderError> {
-        let missing = |field| HeaderError::MissingField { tensor: name.to_owned(), field };
+    fn check_entry(&mut self, name: &str, entry: &RawEntry) -> Result<(u64, u32), Problem> {
+        let missing = |field| Problem::in_tensor(name, format!("{field} is missing"));
         let dtype = entry.dtype.ok_or_else(|| missing("dtype"))?;
-        let shape = entry.has_shape.then_some(&entry.shape).ok_or_else(|| missing("shape"))?;
+        let (sizes, rank) = entry.shape.as_ref().ok_or_else(|| missing("shape"))?;
         let (start, end) = entry.offsets.ok_or_else(|| missing("data_offsets"))?;
-        let (tensor, shape_of) = (|| name.to_owned(), || shape.clone());
+        let shape = &sizes[..*rank];
+        let refused =
+            |what: &str| Problem::in_tensor(name, format!("shape {shape:?} of {dtype} {what}"));
         let elements = shape.iter().try_fold(1_u64, |product, &size| product.checked_mul(size));
-        let Some(bits) = elements.and_then(|elements| elements.checked_mul(dtype.bits())) else {
-            return Err(HeaderError::ShapeOverflow { tensor: tensor(), shape: shape_of(), dtype });
-        };
+        let bits = elements.and_then(|elements| elements.checked_mul(dtype.bits()));
+        let bits = bits.ok_or_else(|| refused("overflows 64 bits"))?;
         if !bits.is_multiple_of(8) {
-            return Err(HeaderError::PartByte { tensor: tensor(), shape: shape_of(), dtype });
+            return Err(refused("does not fill whole bytes"));
         }
         let expected = bits / 8;
         let Some(got) = end.checked_sub(start) else {
-            return Err(HeaderError::OffsetsReversed { tensor: tensor(), start, end });
+            let what = format!("data_offsets end {end} is before start {start}");
+            return Err(Problem::in_tensor(name, what));
         };
         if got != expected {
-            let (tensor, shape) = (tensor(), shape_of());
-            return Err(HeaderError::ByteLength { tensor, shape, dtype, expected, got });
+            return Err(refused(&format!("has {expected} bytes, its data_offsets give {got}")));
         }
-        match self.form_place(dtype, shape, expected) {
-            Some(place) => Ok((start, place)),
-            None => Err(HeaderError::ShapeOverflow { tensor: tensor(), shape: shape_of(), dtype }),
-        }
+        let place = self.form_place(dtype, shape, expected);
+        Ok((start, place.ok_or_else(|| refused("overflows 64 bits"))?))
     }
 
     /// The index of a form, noted where it is new; `None` for a dimension no `usize` holds.
@@ -361,11 +274,102 @@ impl<R: Read> Parser<R> {
     }
 }
 
-fn refuse_duplicates(header: &Header, names: &dyn NameResolver) -> Result<(), HeaderError> {
+fn raw_entry(tensor: &str, entry: Raw<'_>) -> Result<RawEntry, Problem> {
+    expect(tensor, "the entry", "an object", "an object", entry)?;
+    let mut found = RawEntry::default();
+    entry.members(|field, value| {
+        let seen = match &*field {
+            "dtype" => found.dtype.replace(read_dtype(tensor, value)?).is_some(),
+            "shape" => found.shape.replace(integers(tensor, "shape", value)?).is_some(),
+            "data_offsets" => {
+                let (offsets, count) = integers::<2>(tensor, "data_offsets", value)?;
+                if count < 2 {
+                    let what = format!("data_offsets has {count} numbers, expected 2");
+                    return Err(Problem::in_tensor(tensor, what));
+                }
+                found.offsets.replace((offsets[0], offsets[1])).is_some()
+            }
+            _ => {
+                let what = format!("unknown key {field:?}, expected dtype, shape, data_offsets");
+                return Err(Problem::in_tensor(tensor, what));
+            }
+        };
+        if seen { Err(duplicate(tensor, &field)) } else { Ok(()) }
+    })?;
+    Ok(found)
+}
+
+fn read_dtype(tensor: &str, value: Raw<'_>) -> Result<Dtype, Problem> {
+    let Some(text) = value.string()? else {
+        return Err(wrong_type(tensor, "dtype", "a string", value));
+    };
+    Dtype::parse(&text).ok_or_else(|| {
+        let shown: String = text.chars().take(60).collect();
+        Problem::in_tensor(tensor, format!("unknown dtype {shown:?}"))
+    })
+}
+
+/// At most N integers, and how many there are.
+fn integers<const N: usize>(
+    tensor: &str,
+    field: &str,
+    value: Raw<'_>,
+) -> Result<([u64; N], usize), Problem> {
+    expect(tensor, field, "an array", "an array of integers", value)?;
+    let (mut numbers, mut count) = ([0; N], 0);
+    value.elements(|item| {
+        if count == N {
+            return Err(Problem::in_tensor(tensor, format!("{field} has more than {N} numbers")));
+        }
+        expect(tensor, field, "a number", "integers", item)?;
+        let Some(number) = item.integer() else {
+            let shown: String = item.text().chars().take(60).collect();
+            let what = format!("{field} holds {shown}, expected an integer from 0 to 2^64-1");
+            return Err(Problem::in_tensor(tensor, what));
+        };
+        numbers[count] = number;
+        count += 1;
+        Ok(())
+    })?;
+    Ok((numbers, count))
+}
+
+fn expect(
+    tensor: &str,
+    field: &str,
+    kind: &str,
+    expected: &str,
+    value: Raw<'_>,
+) -> Result<(), Problem> {
+    if value.kind() == kind { Ok(()) } else { Err(wrong_type(tensor, field, expected, value)) }
+}
+
+fn wrong_type(tensor: &str, field: &str, expected: &str, value: Raw<'_>) -> Problem {
+    Problem::in_tensor(tensor, format!("{field} is {}, expected {expected}", value.kind()))
+}
+
+fn duplicate(tensor: &str, field: &str) -> Problem {
+    Problem::in_tensor(tensor, format!("duplicate key {field:?}"))
+}
+
+fn duplicate_name(tensor: &str) -> Problem {
+    Problem::whole(format!("duplicate tensor name {tensor:?} in the header"))
+}
+
+fn too_many_names() -> Problem {
+    Problem::whole(format!("more than {MAX_ARENA_BYTES} bytes of tensor names"))
+}
+
+fn too_long(value: Raw<'_>) -> Problem {
+    let at = format!("before byte {} of the header", value.at_byte());
+    Problem::new(at, format!("name or key longer than {MAX_NAME_BYTES} bytes"))
+}
+
+fn refuse_duplicates(header: &Header, names: &dyn NameResolver) -> Result<(), Problem> {
     let mut ids: Vec<u32> = header.entries.iter().map(|entry| entry.name_id).collect();
     ids.sort_unstable();
     match ids.windows(2).find(|pair| pair[0] == pair[1]) {
-        Some(pair) => Err(HeaderError::DuplicateName { tensor: names.name(pair[0]).to_owned() }),
+        Some(pair) => Err(duplicate_name(names.name(pair[0]))),
         None => Ok(()),
     }
 }
@@ -375,36 +379,42 @@ fn check_layout(
     header: &mut Header,
     data_bytes: u64,
     names: &dyn NameResolver,
-) -> Result<(), HeaderError> {
+) -> Result<(), Problem> {
     let Header { entries, forms, .. } = header;
     // No overflow: start + length is the end that the file gave.
     let end_of = |entry: &HeaderEntry| entry.start + forms[entry.form as usize].byte_len;
-    let name_of = |entry: &HeaderEntry| names.name(entry.name_id).to_owned();
+    let name_of = |entry: &HeaderEntry| names.name(entry.name_id);
     entries.sort_unstable_by_key(|entry| (entry.start, end_of(entry), entry.name_id));
     if let Some(last) = entries.iter().max_by_key(|entry| end_of(entry))
         && end_of(last) > data_bytes
     {
         let (tensor, end) = (name_of(last), end_of(last));
-        return Err(HeaderError::Truncated { tensor, end, data_bytes });
+        return Err(Problem::whole(format!(
+            "truncated: tensor {tensor:?} ends at data byte {end}, the file has {data_bytes}; {} \
+             bytes are missing",
+            end - data_bytes
+        )));
     }
     let mut covered = 0;
     let mut before: Option<&HeaderEntry> = None;
     for entry in entries.iter() {
         let at = entry.start;
         if at > covered {
-            let tensor = name_of(entry);
-            return Err(HeaderError::Hole { tensor, at, hole_bytes: at - covered });
+            let (tensor, hole_bytes) = (name_of(entry), at - covered);
+            let what = format!("hole of {hole_bytes} bytes before tensor {tensor:?}");
+            return Err(Problem::new(format!("data byte {at}"), what));
         }
         if let Some(before) = before.filter(|_| at < covered) {
-            let (first, second) = (name_of(before), name_of(entry));
-            return Err(HeaderError::Overlap { first, second, at });
+            let what = format!("tensors {:?} and {:?} overlap", name_of(before), name_of(entry));
+            return Err(Problem::new(format!("data byte {at}"), what));
         }
         covered = end_of(entry);
         before = Some(entry);
     }
     if covered < data_bytes {
         let spare_bytes = data_bytes - covered;
-        return Err(HeaderError::TrailingBytes { end: covered, spare_bytes });
+        let what = format!("{spare_bytes} spare bytes after the last tensor");
+        return Err(Problem::new(format!("data byte {covered}"), what));
     }
     Ok(())
 }

@@ -10,14 +10,12 @@
 
 use std::fmt;
 use std::fs;
-use std::io;
-use std::path::PathBuf;
 
 use sha2::{Digest, Sha256};
-use thiserror::Error;
 
 use super::shard::{ReadError, Shard};
 use super::store::Checkpoint;
+use super::{Malformed, Problem};
 
 /// Bytes of a sample block.
 pub const SAMPLE_BLOCK_BYTES: u64 = 4096;
@@ -38,42 +36,18 @@ impl fmt::Display for Identity {
     }
 }
 
-/// An identity that could not be worked out.
-#[derive(Debug, Error)]
-pub enum IdentityError {
-    /// Some shards are not there.
-    #[error("{}: no identity, {missing} shards are missing", path.display())]
-    Incomplete {
-        /// The checkpoint.
-        path: PathBuf,
-        /// How many.
-        missing: usize,
-    },
-    /// config.json cannot be read.
-    #[error("{}: cannot be read: {reason}", path.display())]
-    Config {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        reason: io::Error,
-    },
-    /// A shard cannot be read.
-    #[error(transparent)]
-    Read(#[from] ReadError),
-}
-
 /// Works out the identity of a complete checkpoint.
 ///
 /// # Errors
-/// Every variant of [`IdentityError`].
-pub fn identity(checkpoint: &Checkpoint) -> Result<Identity, IdentityError> {
+/// Shards that are not there; the config or a shard cannot be read.
+pub fn identity(checkpoint: &Checkpoint) -> Result<Identity, ReadError> {
     let missing = checkpoint.missing_shards().len();
     if missing > 0 {
-        let path = checkpoint.folder().to_owned();
-        return Err(IdentityError::Incomplete { path, missing });
+        let what = format!("no identity, {missing} shards are missing");
+        return Err(Problem::whole(what).in_file(checkpoint.folder()).into());
     }
     let path = checkpoint.config_path();
-    let config = fs::read(&path).map_err(|reason| IdentityError::Config { path, reason })?;
+    let config = fs::read(&path).map_err(|reason| Malformed::unreadable(&path, &reason))?;
     let mut hash = Sha256::new_with_prefix(RECIPE);
     add_framed(&mut hash, &config);
     for shard in checkpoint.shards() {

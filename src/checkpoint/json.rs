@@ -1,532 +1,297 @@
-//! A strict, streaming JSON reader, shared by `config.json`, the index and shard headers.
+//! Strict JSON for `config.json`, the index and shard headers, over `serde_json`.
 //!
-//! What is refused here is what lenient readers let through and two readers then see differently:
-//! equal keys in one object, lone surrogates, leading zeros, `NaN`, trailing commas, a second
-//! document, bytes that are not UTF-8, nesting without end. Numbers are handed out as the literal
-//! that stands in the file, so no integer ever passes through a double. The source is read through
-//! a fixed window: a document's size never decides an allocation. Not here: what a document
-//! means; and no writer (tests and tools use `serde_json` for that).
+//! `serde_json` checks the syntax; what two readers could see differently is refused here: equal
+//! keys in one object (escapes resolved), bytes that are not UTF-8, nesting without end. Values are
+//! handed out as they are written, so no integer ever passes through a double, and nothing is
+//! collected that the caller does not collect: a document's size never decides an allocation.
 
+use std::borrow::Cow;
 use std::collections::BTreeMap;
-use std::io::{self, Read};
+use std::fmt;
 
-pub use super::json_error::{FoundByte, JsonError};
-pub use super::json_value::{Kind, Value};
+use serde::Deserialize;
+use serde::de::{Deserializer as _, Error as _, MapAccess, SeqAccess, Visitor};
+use serde_json::Deserializer;
+use serde_json::value::RawValue;
+
+use super::Problem;
 
 /// Deepest nesting accepted; the released config has five levels, a header three.
 pub const MAX_DEPTH: usize = 64;
 
-/// Longest number literal accepted: no finite double and no 64-bit integer needs as many digits.
+/// Longest number accepted: no finite double and no 64-bit integer needs as many digits.
 pub const MAX_NUMBER_BYTES: usize = 1024;
 
-/// Bytes read at a time.
-const WINDOW_BYTES: usize = 64 * 1024;
-
-/// Where a reader stands inside an object or an array.
-#[derive(Debug)]
-pub struct Members {
-    first: bool,
+/// A value as it is written, and the document it belongs to.
+#[derive(Debug, Clone, Copy)]
+pub struct Raw<'a> {
+    document: &'a str,
+    text: &'a str,
 }
 
-/// Reads one document from `source`, piece by piece.
-#[derive(Debug)]
-pub struct JsonReader<R> {
-    source: R,
-    window: Box<[u8]>,
-    start: usize,
-    end: usize,
-    bytes_before_window: u64,
-    depth: usize,
-    literal: String,
-}
-
-impl<R: Read> JsonReader<R> {
-    /// A reader at the first byte of `source`.
-    pub fn new(source: R) -> Self {
-        Self {
-            source,
-            window: vec![0; WINDOW_BYTES].into_boxed_slice(),
-            start: 0,
-            end: 0,
-            bytes_before_window: 0,
-            depth: 0,
-            literal: String::new(),
+impl<'a> Raw<'a> {
+    /// The whole document. Only its object's members or its array's elements are to be asked for:
+    /// the syntax is checked on the way.
+    ///
+    /// # Errors
+    /// Bytes that are not UTF-8.
+    pub fn document(bytes: &'a [u8]) -> Result<Self, Problem> {
+        match std::str::from_utf8(bytes) {
+            Ok(document) => Ok(Self { document, text: document.trim_ascii_start() }),
+            Err(error) => Err(refused(error.valid_up_to(), "not UTF-8")),
         }
     }
 
-    /// Bytes taken so far.
+    /// Where the value starts in its document.
     #[must_use]
-    pub fn at_byte(&self) -> u64 {
-        self.bytes_before_window + self.start as u64
+    pub fn at_byte(self) -> usize {
+        self.text.as_ptr().addr() - self.document.as_ptr().addr()
     }
 
-    /// The next byte, white space included, without taking it; `None` at the end.
-    ///
-    /// # Errors
-    /// [`JsonError::Io`].
-    pub fn peek_byte(&mut self) -> Result<Option<u8>, JsonError> {
-        if self.start < self.end || self.fill()? {
-            return Ok(Some(self.window[self.start]));
-        }
-        Ok(None)
+    /// The value as it is written.
+    #[must_use]
+    pub fn text(self) -> &'a str {
+        self.text
     }
 
-    /// Kind of the value that follows, after white space.
-    ///
-    /// # Errors
-    /// A byte that starts no value, or the end.
-    pub fn peek_kind(&mut self) -> Result<Kind, JsonError> {
-        const EXPECTED: &str = "a value";
-        match self.peek_token(EXPECTED)? {
-            b'n' => Ok(Kind::Null),
-            b't' | b'f' => Ok(Kind::Bool),
-            b'-' | b'0'..=b'9' => Ok(Kind::Number),
-            b'"' => Ok(Kind::String),
-            b'[' => Ok(Kind::Array),
-            b'{' => Ok(Kind::Object),
-            found => Err(self.unexpected(EXPECTED, found)),
+    /// What kind of value this is, for a message.
+    #[must_use]
+    pub fn kind(self) -> &'static str {
+        match self.text.as_bytes().first() {
+            Some(b'n') => "null",
+            Some(b't' | b'f') => "a boolean",
+            Some(b'"') => "a string",
+            Some(b'[') => "an array",
+            Some(b'{') => "an object",
+            _ => "a number",
         }
     }
 
-    /// Takes `{`.
-    ///
-    /// # Errors
-    /// Anything else, or nesting deeper than [`MAX_DEPTH`].
-    pub fn begin_object(&mut self) -> Result<Members, JsonError> {
-        self.begin(b'{', "'{'")
+    /// The value of an integer from 0 to 2^64-1 that is written as one.
+    #[must_use]
+    pub fn integer(self) -> Option<u64> {
+        // `parse` would take a plus, which JSON does not have.
+        self.text.parse().ok()
     }
 
-    /// Takes `[`.
+    /// The value of a string; `None` for other kinds.
     ///
     /// # Errors
-    /// Anything else, or nesting deeper than [`MAX_DEPTH`].
-    pub fn begin_array(&mut self) -> Result<Members, JsonError> {
-        self.begin(b'[', "'['")
-    }
-
-    /// Takes the next key and its colon into `key`; `false` when the object has ended.
-    /// Equal keys are for the caller to refuse.
-    ///
-    /// # Errors
-    /// Broken syntax, a key above `limit_bytes`.
-    pub fn next_key(
-        &mut self,
-        members: &mut Members,
-        key: &mut String,
-        limit_bytes: usize,
-    ) -> Result<bool, JsonError> {
-        if !self.next_member(members, b'}', "',' or '}'")? {
-            return Ok(false);
-        }
-        self.string(key, limit_bytes)?;
-        self.take_token(b':', "':'")?;
-        Ok(true)
-    }
-
-    /// Moves to the next element; `false` when the array has ended.
-    ///
-    /// # Errors
-    /// Broken syntax.
-    pub fn next_element(&mut self, members: &mut Members) -> Result<bool, JsonError> {
-        self.next_member(members, b']', "',' or ']'")
-    }
-
-    /// Takes a string into `text` (cleared first), escapes resolved.
-    ///
-    /// # Errors
-    /// Broken syntax, bytes that are not UTF-8, more than `limit_bytes`.
-    pub fn string(&mut self, text: &mut String, limit_bytes: usize) -> Result<(), JsonError> {
-        self.take_token(b'"', "a string")?;
-        let at_byte = self.at_byte() - 1;
-        let mut bytes = std::mem::take(text).into_bytes();
-        bytes.clear();
-        loop {
-            if self.peek_byte()?.is_none() {
-                return Err(self.ended("the end of a string"));
+    /// Half of a surrogate pair.
+    pub fn string(self) -> Result<Option<Cow<'a, str>>, Problem> {
+        let inside = self.text.strip_prefix('"').and_then(|text| text.strip_suffix('"'));
+        match inside {
+            Some(inside) if inside.contains('\\') => {
+                let text = serde_json::from_str(self.text).map_err(|error| self.problem(&error))?;
+                Ok(Some(Cow::Owned(text)))
             }
-            let window = &self.window[self.start..self.end];
-            let run = plain_run(window);
-            bytes.extend_from_slice(&window[..run]);
-            let stop = window.get(run).copied();
-            self.start += run;
-            if bytes.len() > limit_bytes {
-                return Err(JsonError::StringTooLong { at_byte, limit_bytes });
-            }
-            match stop {
-                None => {}
-                Some(b'"') => break,
-                Some(b'\\') => self.escape(&mut bytes)?,
-                Some(byte) => {
-                    let (at_byte, found) = (self.at_byte(), FoundByte(byte));
-                    return Err(JsonError::ControlCharacter { at_byte, found });
-                }
+            plain => Ok(plain.map(Cow::Borrowed)),
+        }
+    }
+
+    /// Visits the members of an object in order. Equal keys are for the caller to refuse.
+    ///
+    /// # Errors
+    /// Broken syntax, another kind of value, and whatever `each` returns.
+    pub fn members(
+        self,
+        each: impl FnMut(Cow<'a, str>, Raw<'a>) -> Result<(), Problem>,
+    ) -> Result<(), Problem> {
+        let mut failed = None;
+        let mut json = Deserializer::from_str(self.text);
+        let visited = json.deserialize_map(Members { raw: self, each, failed: &mut failed });
+        self.finish(visited.and_then(|()| json.end()), failed)
+    }
+
+    /// Visits the elements of an array in order.
+    ///
+    /// # Errors
+    /// As [`Self::members`].
+    pub fn elements(self, each: impl FnMut(Raw<'a>) -> Result<(), Problem>) -> Result<(), Problem> {
+        let mut failed = None;
+        let mut json = Deserializer::from_str(self.text);
+        let visited = json.deserialize_seq(Elements { raw: self, each, failed: &mut failed });
+        self.finish(visited.and_then(|()| json.end()), failed)
+    }
+
+    fn finish(
+        self,
+        visited: Result<(), serde_json::Error>,
+        failed: Option<Problem>,
+    ) -> Result<(), Problem> {
+        failed.map_or(visited.map_err(|error| self.problem(&error)), Err)
+    }
+
+    fn inner(self, raw: &'a RawValue) -> Self {
+        Self { text: raw.get(), ..self }
+    }
+
+    /// The error with its place in the document instead of a line and a column of this value.
+    fn problem(self, error: &serde_json::Error) -> Problem {
+        let lines_before = self.text.split_inclusive('\n').take(error.line().saturating_sub(1));
+        let line_start: usize = lines_before.map(str::len).sum();
+        let at_byte = self.at_byte() + line_start + error.column().saturating_sub(1);
+        let text = error.to_string();
+        let place = format!(" at line {} column {}", error.line(), error.column());
+        refused(at_byte, text.strip_suffix(&place).unwrap_or(&text))
+    }
+}
+
+fn refused(at_byte: usize, why: &str) -> Problem {
+    Problem::new(format!("byte {at_byte}"), format!("not valid JSON: {why}"))
+}
+
+#[derive(Deserialize)]
+struct Key<'a>(#[serde(borrow)] Cow<'a, str>);
+
+struct Members<'f, 'a, F> {
+    raw: Raw<'a>,
+    each: F,
+    failed: &'f mut Option<Problem>,
+}
+
+impl<'a, F> Visitor<'a> for Members<'_, 'a, F>
+where
+    F: FnMut(Cow<'a, str>, Raw<'a>) -> Result<(), Problem>,
+{
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an object")
+    }
+
+    fn visit_map<A: MapAccess<'a>>(mut self, mut map: A) -> Result<(), A::Error> {
+        while let Some((Key(key), value)) = map.next_entry()? {
+            if let Err(problem) = (self.each)(key, self.raw.inner(value)) {
+                *self.failed = Some(problem);
+                return Err(A::Error::custom("refused"));
             }
         }
-        self.start += 1;
-        *text = String::from_utf8(bytes).map_err(|_| JsonError::NotUtf8 { at_byte })?;
         Ok(())
     }
+}
 
-    /// Takes a number and gives its literal.
-    ///
-    /// # Errors
-    /// Broken syntax, a leading zero, too many digits.
-    pub fn number(&mut self) -> Result<&str, JsonError> {
-        self.peek_token("a number")?;
-        self.literal.clear();
-        if self.take_plain_integer() {
-            return Ok(&self.literal);
-        }
-        if self.peek_byte()? == Some(b'-') {
-            self.take_into_literal()?;
-        }
-        let leading_zero = self.peek_byte()? == Some(b'0');
-        if self.digits()? > 1 && leading_zero {
-            let at_byte = self.at_byte() - self.literal.len() as u64;
-            return Err(JsonError::LeadingZero { at_byte });
-        }
-        if self.peek_byte()? == Some(b'.') {
-            self.take_into_literal()?;
-            self.digits()?;
-        }
-        if matches!(self.peek_byte()?, Some(b'e' | b'E')) {
-            self.take_into_literal()?;
-            if matches!(self.peek_byte()?, Some(b'+' | b'-')) {
-                self.take_into_literal()?;
-            }
-            self.digits()?;
-        }
-        Ok(&self.literal)
+struct Elements<'f, 'a, F> {
+    raw: Raw<'a>,
+    each: F,
+    failed: &'f mut Option<Problem>,
+}
+
+impl<'a, F: FnMut(Raw<'a>) -> Result<(), Problem>> Visitor<'a> for Elements<'_, 'a, F> {
+    type Value = ();
+
+    fn expecting(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str("an array")
     }
 
-    /// Takes a whole value of any kind.
+    fn visit_seq<A: SeqAccess<'a>>(mut self, mut items: A) -> Result<(), A::Error> {
+        while let Some(value) = items.next_element()? {
+            if let Err(problem) = (self.each)(self.raw.inner(value)) {
+                *self.failed = Some(problem);
+                return Err(A::Error::custom("refused"));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// A whole value; numbers are kept as they are written.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub enum Value<'a> {
+    /// `null`
+    Null,
+    /// `true`, `false`
+    Bool(bool),
+    /// Such as `1e-05`
+    Number(&'a str),
+    /// Escapes resolved
+    String(Cow<'a, str>),
+    /// Elements in order
+    Array(Vec<Value<'a>>),
+    /// Members by key; keys are unique
+    Object(BTreeMap<Cow<'a, str>, Value<'a>>),
+}
+
+impl<'a> Value<'a> {
+    /// Reads a whole document.
     ///
     /// # Errors
-    /// Broken syntax, equal keys in one object, nesting deeper than [`MAX_DEPTH`].
-    pub fn value(&mut self) -> Result<Value, JsonError> {
-        match self.peek_kind()? {
-            Kind::Null => self.word("null").map(|()| Value::Null),
-            Kind::Bool if self.peek_byte()? == Some(b't') => {
-                self.word("true").map(|()| Value::Bool(true))
+    /// Everything that the module refuses, with its place.
+    pub fn parse(bytes: &'a [u8]) -> Result<Self, Problem> {
+        let document = Raw::document(bytes)?;
+        let checked = serde_json::from_str(document.text);
+        let raw = checked.map_err(|error| document.problem(&error))?;
+        Self::of(document.inner(raw), 0)
+    }
+
+    /// The value of a part of a document that lies inside `depth` objects and arrays.
+    ///
+    /// # Errors
+    /// As [`Self::parse`].
+    pub fn of(raw: Raw<'a>, depth: usize) -> Result<Self, Problem> {
+        let refuse = |why: String| Err(refused(raw.at_byte(), &why));
+        match raw.text.as_bytes().first() {
+            Some(b'[' | b'{') if depth == MAX_DEPTH => {
+                refuse(format!("nested deeper than {MAX_DEPTH} levels"))
             }
-            Kind::Bool => self.word("false").map(|()| Value::Bool(false)),
-            Kind::Number => Ok(Value::Number(self.number()?.to_owned())),
-            Kind::String => {
-                let mut text = String::new();
-                self.string(&mut text, usize::MAX)?;
-                Ok(Value::String(text))
-            }
-            Kind::Array => {
-                let mut members = self.begin_array()?;
+            Some(b'[') => {
                 let mut items = Vec::new();
-                while self.next_element(&mut members)? {
-                    items.push(self.value()?);
+                raw.elements(|item| {
+                    items.push(Self::of(item, depth + 1)?);
+                    Ok(())
+                })?;
+                Ok(Self::Array(items))
+            }
+            Some(b'{') => {
+                let mut object = BTreeMap::new();
+                raw.members(|key, value| {
+                    if object.contains_key(&key) {
+                        return Err(refused(value.at_byte(), &format!("duplicate key {key:?}")));
+                    }
+                    object.insert(key, Self::of(value, depth + 1)?);
+                    Ok(())
+                })?;
+                Ok(Self::Object(object))
+            }
+            Some(b'n') => Ok(Self::Null),
+            Some(b't' | b'f') => Ok(Self::Bool(raw.text == "true")),
+            _ => match raw.string()? {
+                Some(text) => Ok(Self::String(text)),
+                None if raw.text.len() > MAX_NUMBER_BYTES => {
+                    refuse(format!("number longer than {MAX_NUMBER_BYTES} bytes"))
                 }
-                Ok(Value::Array(items))
+                None => Ok(Self::Number(raw.text)),
+            },
+        }
+    }
+
+    /// What kind of value this is, for a message.
+    #[must_use]
+    pub fn kind(&self) -> &'static str {
+        match self {
+            Self::Null => "null",
+            Self::Bool(_) => "a boolean",
+            Self::Number(_) => "a number",
+            Self::String(_) => "a string",
+            Self::Array(_) => "an array",
+            Self::Object(_) => "an object",
+        }
+    }
+
+    /// The value in a few words for a message: scalars as they are written, the size of others.
+    #[must_use]
+    pub fn brief(&self) -> String {
+        const SHOWN_CHARS: usize = 60;
+        match self {
+            Self::Null => "null".into(),
+            Self::Bool(value) => value.to_string(),
+            Self::Number(text) => text.chars().take(SHOWN_CHARS).collect(),
+            Self::String(text) => {
+                let start: String = text.chars().take(SHOWN_CHARS).collect();
+                format!("{start:?}")
             }
-            Kind::Object => self.object_value(),
-        }
-    }
-
-    /// Makes sure that nothing but white space follows.
-    ///
-    /// # Errors
-    /// [`JsonError::TrailingData`].
-    pub fn end(&mut self) -> Result<(), JsonError> {
-        self.skip_white_space()?;
-        self.end_padded_with(&[])
-    }
-
-    /// Makes sure that nothing but bytes of `padding` follows.
-    ///
-    /// # Errors
-    /// [`JsonError::TrailingData`].
-    pub fn end_padded_with(&mut self, padding: &[u8]) -> Result<(), JsonError> {
-        while let Some(byte) = self.peek_byte()? {
-            if !padding.contains(&byte) {
-                let (at_byte, found) = (self.at_byte(), FoundByte(byte));
-                return Err(JsonError::TrailingData { at_byte, found });
-            }
-            self.start += 1;
-        }
-        Ok(())
-    }
-
-    fn object_value(&mut self) -> Result<Value, JsonError> {
-        let mut members = self.begin_object()?;
-        let mut object = BTreeMap::new();
-        let mut key = String::new();
-        while self.next_key(&mut members, &mut key, usize::MAX)? {
-            if object.contains_key(&key) {
-                let at_byte = self.at_byte();
-                return Err(JsonError::DuplicateKey { key, at_byte });
-            }
-            let value = self.value()?;
-            object.insert(std::mem::take(&mut key), value);
-        }
-        Ok(Value::Object(object))
-    }
-
-    /// Refills the empty window; `false` at the end of the source.
-    fn fill(&mut self) -> Result<bool, JsonError> {
-        self.bytes_before_window += self.end as u64;
-        self.start = 0;
-        self.end = 0;
-        loop {
-            match self.source.read(&mut self.window) {
-                Ok(count) => {
-                    self.end = count;
-                    return Ok(count > 0);
-                }
-                Err(reason) if reason.kind() == io::ErrorKind::Interrupted => {}
-                Err(reason) => {
-                    let at_byte = self.at_byte();
-                    return Err(JsonError::Io { at_byte, reason });
-                }
-            }
-        }
-    }
-
-    fn skip_white_space(&mut self) -> Result<(), JsonError> {
-        loop {
-            let window = &self.window[self.start..self.end];
-            let is_space = |byte: &u8| matches!(byte, b' ' | b'\t' | b'\n' | b'\r');
-            let run = window.iter().position(|byte| !is_space(byte));
-            self.start += run.unwrap_or(window.len());
-            if run.is_some() || !self.fill()? {
-                return Ok(());
-            }
-        }
-    }
-
-    /// The next byte after white space, without taking it.
-    fn peek_token(&mut self, expected: &'static str) -> Result<u8, JsonError> {
-        self.skip_white_space()?;
-        match self.peek_byte()? {
-            Some(byte) => Ok(byte),
-            None => Err(self.ended(expected)),
-        }
-    }
-
-    fn take_token(&mut self, token: u8, expected: &'static str) -> Result<(), JsonError> {
-        let found = self.peek_token(expected)?;
-        if found != token {
-            return Err(self.unexpected(expected, found));
-        }
-        self.start += 1;
-        Ok(())
-    }
-
-    fn begin(&mut self, token: u8, expected: &'static str) -> Result<Members, JsonError> {
-        self.take_token(token, expected)?;
-        if self.depth == MAX_DEPTH {
-            let at_byte = self.at_byte() - 1;
-            return Err(JsonError::TooDeep { at_byte });
-        }
-        self.depth += 1;
-        Ok(Members { first: true })
-    }
-
-    fn next_member(
-        &mut self,
-        members: &mut Members,
-        close: u8,
-        expected: &'static str,
-    ) -> Result<bool, JsonError> {
-        let mut found = self.peek_token(expected)?;
-        if !members.first && found == b',' {
-            self.start += 1;
-            found = self.peek_token("a further member")?;
-            if found == close {
-                let at_byte = self.at_byte();
-                return Err(JsonError::TrailingComma { at_byte });
-            }
-            return Ok(true);
-        }
-        if found == close {
-            self.start += 1;
-            self.depth -= 1;
-            return Ok(false);
-        }
-        if !members.first {
-            return Err(self.unexpected(expected, found));
-        }
-        members.first = false;
-        Ok(true)
-    }
-
-    /// Takes a number that is nothing but digits and lies in the window with the byte behind it:
-    /// almost all numbers there are. `false`, and nothing taken, for any other.
-    fn take_plain_integer(&mut self) -> bool {
-        let window = &self.window[self.start..self.end];
-        let Some(run) = window.iter().position(|byte| !byte.is_ascii_digit()) else {
-            return false;
-        };
-        let is_whole = !matches!(window[run], b'.' | b'e' | b'E');
-        let is_plain = run == 1 || (run > 1 && run <= MAX_NUMBER_BYTES && window[0] != b'0');
-        if is_whole && is_plain {
-            self.literal.extend(window[..run].iter().copied().map(char::from));
-            self.start += run;
-        }
-        is_whole && is_plain
-    }
-
-    /// Takes digits into the literal; at least one must be there.
-    fn digits(&mut self) -> Result<usize, JsonError> {
-        const EXPECTED: &str = "a digit";
-        let mut count = 0;
-        while let Some(b'0'..=b'9') = self.peek_byte()? {
-            self.take_into_literal()?;
-            count += 1;
-        }
-        match self.peek_byte()? {
-            _ if count > 0 => Ok(count),
-            Some(found) => Err(self.unexpected(EXPECTED, found)),
-            None => Err(self.ended(EXPECTED)),
-        }
-    }
-
-    /// Takes the peeked ASCII byte into the literal.
-    fn take_into_literal(&mut self) -> Result<(), JsonError> {
-        if self.literal.len() == MAX_NUMBER_BYTES {
-            let at_byte = self.at_byte() - MAX_NUMBER_BYTES as u64;
-            return Err(JsonError::NumberTooLong { at_byte });
-        }
-        self.literal.push(char::from(self.window[self.start]));
-        self.start += 1;
-        Ok(())
-    }
-
-    fn word(&mut self, word: &'static str) -> Result<(), JsonError> {
-        for expected in word.bytes() {
-            match self.peek_byte()? {
-                Some(found) if found == expected => self.start += 1,
-                Some(found) => return Err(self.unexpected(word, found)),
-                None => return Err(self.ended(word)),
-            }
-        }
-        Ok(())
-    }
-
-    /// Resolves an escape; the reader stands at its backslash.
-    fn escape(&mut self, bytes: &mut Vec<u8>) -> Result<(), JsonError> {
-        let at_byte = self.at_byte();
-        self.start += 1;
-        let Some(letter) = self.peek_byte()? else {
-            return Err(self.ended("an escape"));
-        };
-        self.start += 1;
-        let plain = match letter {
-            b'"' | b'\\' | b'/' => letter,
-            b'b' => 0x08,
-            b'f' => 0x0C,
-            b'n' => b'\n',
-            b'r' => b'\r',
-            b't' => b'\t',
-            b'u' => {
-                let scalar = self.unicode_escape(at_byte)?;
-                bytes.extend_from_slice(scalar.encode_utf8(&mut [0; 4]).as_bytes());
-                return Ok(());
-            }
-            _ => return Err(JsonError::BadEscape { at_byte }),
-        };
-        bytes.push(plain);
-        Ok(())
-    }
-
-    /// The scalar of a `\u` escape, both halves of a pair taken; the first `\u` is behind us.
-    fn unicode_escape(&mut self, at_byte: u64) -> Result<char, JsonError> {
-        let lone = || JsonError::LoneSurrogate { at_byte };
-        let first = self.four_hex(at_byte)?;
-        if !(0xD800..0xDC00).contains(&first) {
-            return char::from_u32(first).ok_or_else(lone);
-        }
-        for expected in [b'\\', b'u'] {
-            match self.peek_byte()? {
-                Some(found) if found == expected => self.start += 1,
-                _ => return Err(lone()),
-            }
-        }
-        let second = self.four_hex(at_byte)?;
-        if !(0xDC00..0xE000).contains(&second) {
-            return Err(lone());
-        }
-        char::from_u32(0x1_0000 + ((first - 0xD800) << 10) + (second - 0xDC00)).ok_or_else(lone)
-    }
-
-    fn four_hex(&mut self, at_byte: u64) -> Result<u32, JsonError> {
-        let mut value = 0;
-        for _ in 0..4 {
-            let Some(byte) = self.peek_byte()? else {
-                return Err(self.ended("four hex digits"));
-            };
-            let digit = char::from(byte).to_digit(16);
-            value = value * 16 + digit.ok_or(JsonError::BadEscape { at_byte })?;
-            self.start += 1;
-        }
-        Ok(value)
-    }
-
-    fn unexpected(&self, expected: &'static str, found: u8) -> JsonError {
-        JsonError::Unexpected { at_byte: self.at_byte(), expected, found: FoundByte(found) }
-    }
-
-    fn ended(&self, expected: &'static str) -> JsonError {
-        JsonError::UnexpectedEnd { at_byte: self.at_byte(), expected }
-    }
-}
-
-/// How many first bytes of a string's inside stand for themselves: up to the first quote,
-/// backslash or control character. Eight bytes at a time, as most of a checkpoint's index is names.
-fn plain_run(window: &[u8]) -> usize {
-    const ONES: u64 = u64::from_ne_bytes([0x01; 8]);
-    const HIGH: u64 = u64::from_ne_bytes([0x80; 8]);
-    // Sets the high bit of each byte of `word` below `limit`, if limit is at most 128; may set
-    // it in bytes above the first such one as well, which is looked for byte by byte then.
-    let below = |word: u64, limit: u8| word.wrapping_sub(ONES * u64::from(limit)) & !word & HIGH;
-    let equal = |word: u64, byte: u8| below(word ^ (ONES * u64::from(byte)), 1);
-    let is_plain = |byte: u8| byte != b'"' && byte != b'\\' && byte >= 0x20;
-    let (words, tail) = window.as_chunks::<8>();
-    for (index, bytes) in words.iter().enumerate() {
-        let word = u64::from_le_bytes(*bytes);
-        if (below(word, 0x20) | equal(word, b'"') | equal(word, b'\\')) != 0
-            && let Some(place) = bytes.iter().position(|&byte| !is_plain(byte))
-        {
-            return index * 8 + place;
-        }
-    }
-    let place = tail.iter().position(|&byte| !is_plain(byte)).unwrap_or(tail.len());
-    words.len() * 8 + place
-}
-
-/// Reads a whole document.
-///
-/// # Errors
-/// Every variant of [`JsonError`] but the size limits of its callers.
-pub fn parse_document(bytes: &[u8]) -> Result<Value, JsonError> {
-    let mut reader = JsonReader::new(bytes);
-    let value = reader.value()?;
-    reader.end()?;
-    Ok(value)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    /// A run that is a byte too long swallows a quote; every byte at every place of two words.
-    #[test]
-    fn plain_runs_end_at_the_first_special_byte() {
-        for place in 0..20 {
-            for byte in 0..=u8::MAX {
-                for filling in [b'a', 0x7F, 0x80, 0xFF, 0x20, 0x21, 0x23, 0x5B, 0x5D] {
-                    let mut window = [filling; 20];
-                    window[place] = byte;
-                    let special = byte == b'"' || byte == b'\\' || byte < 0x20;
-                    let expected = if special { place } else { window.len() };
-                    assert_eq!(plain_run(&window), expected, "{byte} at {place} in {filling}");
-                }
-            }
+            Self::Array(items) => format!("an array of {}", items.len()),
+            Self::Object(members) => format!("an object of {}", members.len()),
         }
     }
 }

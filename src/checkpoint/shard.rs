@@ -4,59 +4,18 @@
 //! positioned read reports it. Short reads and interruptions are retried.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::os::unix::fs::FileExt;
 use std::path::{Path, PathBuf};
 
 use thiserror::Error;
 
 use super::foreign::{Foreign, SNIFF_BYTES};
-use super::header::{Header, HeaderError, LENGTH_BYTES, NameResolver, header_length, parse_header};
-use super::link::LinkTrouble;
+use super::header::{Header, LENGTH_BYTES, NameResolver, header_length, parse_header};
+use super::{Malformed, Problem};
 
 /// Most bytes asked for in one call: systems cap a read at 0x7ffff000 bytes or fail above it.
 pub const READ_CALL_BYTES: usize = 1 << 30;
-
-/// One way a shard cannot be opened.
-#[derive(Debug, Error)]
-pub enum ShardError {
-    /// Not there.
-    #[error("{}: no such file", path.display())]
-    NotFound {
-        /// The file.
-        path: PathBuf,
-    },
-    /// A link that leads nowhere.
-    #[error("{}: {trouble}", path.display())]
-    Link {
-        /// The link.
-        path: PathBuf,
-        /// Where it leads.
-        trouble: LinkTrouble,
-    },
-    /// A folder, a pipe, a device.
-    #[error("{}: not a regular file", path.display())]
-    NotAFile {
-        /// The path.
-        path: PathBuf,
-    },
-    /// The system refused.
-    #[error("{}: cannot be opened: {reason}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        reason: io::Error,
-    },
-    /// The header is wrong.
-    #[error("{}: {reason}", path.display())]
-    Header {
-        /// The file.
-        path: PathBuf,
-        /// How.
-        reason: HeaderError,
-    },
-}
 
 /// Data that could not be read.
 #[derive(Debug, Error)]
@@ -88,44 +47,9 @@ pub enum ReadError {
         /// What the system said.
         reason: io::Error,
     },
-    /// A range outside the tensor.
-    #[error("tensor {tensor:?}: bytes {start}..{end} asked for, it has {byte_len}")]
-    OutOfRange {
-        /// The tensor.
-        tensor: String,
-        /// Start of the range.
-        start: u64,
-        /// End of the range.
-        end: u64,
-        /// Bytes of the tensor.
-        byte_len: u64,
-    },
-    /// A buffer of another length than the range.
-    #[error("tensor {tensor:?}: a buffer of {got_bytes} bytes for {wanted_bytes} bytes")]
-    BufferLength {
-        /// The tensor.
-        tensor: String,
-        /// Length of the range.
-        wanted_bytes: u64,
-        /// Length of the buffer.
-        got_bytes: usize,
-    },
-    /// No tensor of that name.
-    #[error("{}: no tensor {tensor:?}", path.display())]
-    NoTensor {
-        /// The checkpoint.
-        path: PathBuf,
-        /// The name.
-        tensor: String,
-    },
-    /// The memory for a whole tensor is not to be had.
-    #[error("tensor {tensor:?}: no memory for its {byte_len} bytes")]
-    OutOfMemory {
-        /// The tensor.
-        tensor: String,
-        /// Bytes of the tensor.
-        byte_len: u64,
-    },
+    /// A tensor that is not there, a range outside of it, or no memory for it.
+    #[error(transparent)]
+    File(#[from] Malformed),
 }
 
 /// An open shard.
@@ -143,26 +67,30 @@ impl Shard {
     /// moves into the shard, its entries are handed out.
     ///
     /// # Errors
-    /// Every variant of [`ShardError`].
-    pub fn open(path: &Path, names: &mut dyn NameResolver) -> Result<(Self, Header), ShardError> {
-        let in_header = |reason| ShardError::Header { path: path.to_owned(), reason };
+    /// A file that cannot be read, and a header that is wrong.
+    pub fn open(path: &Path, names: &mut dyn NameResolver) -> Result<(Self, Header), Malformed> {
+        let in_file = |problem: Problem| problem.in_file(path);
         if let Some(what) = Foreign::of_name(path) {
-            return Err(in_header(HeaderError::Foreign(what)));
+            return Err(in_file(Problem::whole(format!("this is {what}"))));
         }
-        let io_error = |reason| open_error(path, reason);
+        let unreadable = |reason| Malformed::unreadable(path, &reason);
         // Looked at before it is opened: opening a pipe would wait for a writer.
-        if !std::fs::metadata(path).map_err(io_error)?.is_file() {
-            return Err(ShardError::NotAFile { path: path.to_owned() });
+        if !std::fs::metadata(path).map_err(unreadable)?.is_file() {
+            return Err(in_file(Problem::whole("not a regular file")));
         }
-        let file = File::open(path).map_err(io_error)?;
-        let file_bytes = file.metadata().map_err(io_error)?.len();
+        let file = File::open(path).map_err(unreadable)?;
+        let file_bytes = file.metadata().map_err(unreadable)?.len();
+        let read = |buffer: &mut [u8], offset| {
+            read_full(buffer, offset, |part, at| file.read_at(part, at)).map_err(unreadable)
+        };
         let mut first_bytes = [0; SNIFF_BYTES];
-        let sniffed = read_full(&mut first_bytes, 0, |part, at| file.read_at(part, at));
-        let sniffed = sniffed.map_err(io_error)?;
-        let header_bytes = header_length(&first_bytes[..sniffed], file_bytes).map_err(in_header)?;
-        let source = Positioned { file: &file, at: LENGTH_BYTES }.take(header_bytes);
+        let sniffed = read(&mut first_bytes, 0)?;
+        let header_bytes = header_length(&first_bytes[..sniffed], file_bytes).map_err(in_file)?;
+        // At most as long as the file and MAX_HEADER_BYTES.
+        let mut header = vec![0; header_bytes as usize];
+        let got = read(&mut header, LENGTH_BYTES)?;
         let data_bytes = file_bytes - LENGTH_BYTES - header_bytes;
-        let mut header = parse_header(source, data_bytes, names).map_err(in_header)?;
+        let mut header = parse_header(&header[..got], data_bytes, names).map_err(in_file)?;
         let metadata = std::mem::take(&mut header.metadata);
         let path = path.to_owned();
         Ok((Self { path, file, file_bytes, header_bytes, metadata }, header))
@@ -221,16 +149,6 @@ impl Shard {
     }
 }
 
-/// Names the link where a link is the trouble.
-fn open_error(path: &Path, reason: io::Error) -> ShardError {
-    let path = path.to_owned();
-    match (LinkTrouble::of(&path, &reason), reason.kind()) {
-        (Some(trouble), _) => ShardError::Link { path, trouble },
-        (None, io::ErrorKind::NotFound) => ShardError::NotFound { path },
-        (None, _) => ShardError::Io { path, reason },
-    }
-}
-
 /// Calls `read` until the buffer is full or the end is reached; gives the bytes read.
 fn read_full(
     buffer: &mut [u8],
@@ -248,20 +166,6 @@ fn read_full(
         }
     }
     Ok(done)
-}
-
-/// A file read from a position on, without moving a cursor.
-struct Positioned<'a> {
-    file: &'a File,
-    at: u64,
-}
-
-impl Read for Positioned<'_> {
-    fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        let count = self.file.read_at(buffer, self.at)?;
-        self.at += count as u64;
-        Ok(count)
-    }
 }
 
 #[cfg(test)]

@@ -10,6 +10,7 @@ use std::num::NonZeroU32;
 use std::ops::Range;
 use std::path::{Path, PathBuf};
 
+use super::Problem;
 use super::dtype::Dtype;
 use super::header::Form;
 use super::name_table::NameTable;
@@ -263,16 +264,16 @@ impl Checkpoint {
     /// Reads a whole tensor as it lies on disk.
     ///
     /// # Errors
-    /// Every variant of [`ReadError`] but the two about ranges.
+    /// Every variant of [`ReadError`].
     pub fn read(&self, name: &str) -> Result<Vec<u8>, ReadError> {
         let Some(info) = self.tensor(name) else {
-            return Err(ReadError::NoTensor { path: self.folder.clone(), tensor: name.to_owned() });
+            return Err(self.refused(name, "not there".to_owned()));
         };
-        let (tensor, byte_len) = (name.to_owned(), info.byte_len);
+        let byte_len = info.byte_len;
         let mut bytes = Vec::new();
         let reserved = usize::try_from(byte_len).map(|length| bytes.try_reserve_exact(length));
         if !matches!(reserved, Ok(Ok(()))) {
-            return Err(ReadError::OutOfMemory { tensor, byte_len });
+            return Err(self.refused(name, format!("no memory for its {byte_len} bytes")));
         }
         bytes.resize(byte_len as usize, 0);
         self.read_into(&info, 0..byte_len, &mut bytes)?;
@@ -282,8 +283,7 @@ impl Checkpoint {
     /// Fills `buffer` with bytes `range` of a tensor, counted from its start.
     ///
     /// # Errors
-    /// [`ReadError::OutOfRange`], [`ReadError::BufferLength`], [`ReadError::EarlyEnd`],
-    /// [`ReadError::Io`].
+    /// Every variant of [`ReadError`].
     pub fn read_into(
         &self,
         info: &TensorInfo<'_>,
@@ -291,15 +291,18 @@ impl Checkpoint {
         buffer: &mut [u8],
     ) -> Result<(), ReadError> {
         let Range { start, end } = range;
-        let tensor = || info.name.to_owned();
         if start > end || end > info.byte_len {
-            let byte_len = info.byte_len;
-            return Err(ReadError::OutOfRange { tensor: tensor(), start, end, byte_len });
+            let what = format!("bytes {start}..{end} asked for, it has {}", info.byte_len);
+            return Err(self.refused(info.name, what));
         }
         if buffer.len() as u64 != end - start {
-            let (wanted_bytes, got_bytes) = (end - start, buffer.len());
-            return Err(ReadError::BufferLength { tensor: tensor(), wanted_bytes, got_bytes });
+            let what = format!("a buffer of {} bytes for {} bytes", buffer.len(), end - start);
+            return Err(self.refused(info.name, what));
         }
         self.shards[info.shard].read_at(info.offset + start, buffer)
+    }
+
+    fn refused(&self, tensor: &str, what: String) -> ReadError {
+        Problem::in_tensor(tensor, what).in_file(&self.folder).into()
     }
 }

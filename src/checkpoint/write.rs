@@ -1,18 +1,11 @@
-//! A writer of safetensors files, for dumps, synthetic checkpoints and exports.
+//! The head of a safetensors file that is to be written: length, header, padding.
 //!
 //! Tensors are stored in the order given, without gaps; the header is padded with spaces to a
-//! multiple of 8 bytes. Data can be streamed, so a file may be larger than memory. A file is
-//! written under a temporary name in its folder and renamed when it is complete, so nobody ever
-//! sees half of one. Whatever [`super::header`] would refuse is refused here first.
+//! multiple of 8 bytes. Whatever [`super::header`] would refuse is refused here first.
 
 use std::collections::HashSet;
-use std::fs::Permissions;
-use std::io::{self, BufWriter, Write};
-use std::os::unix::fs::PermissionsExt;
-use std::path::{Path, PathBuf};
 
-use thiserror::Error;
-
+use super::Problem;
 use super::dtype::Dtype;
 use super::header::{MAX_HEADER_BYTES, MAX_NAME_BYTES, MAX_RANK, METADATA_KEY};
 
@@ -30,74 +23,6 @@ pub struct TensorSpec<'a> {
     pub shape: &'a [usize],
 }
 
-/// One way a file cannot be written.
-#[derive(Debug, Error)]
-pub enum WriteError {
-    /// The reserved name.
-    #[error("a tensor cannot be named {METADATA_KEY:?}, the format reserves it")]
-    ReservedName,
-    /// Two tensors of one name.
-    #[error("tensor {tensor:?} would be written twice")]
-    DuplicateName {
-        /// The name.
-        tensor: String,
-    },
-    /// A metadata key twice.
-    #[error("metadata key {key:?} would be written twice")]
-    DuplicateKey {
-        /// The key.
-        key: String,
-    },
-    /// Longer than readers accept.
-    #[error("a tensor name of {name_bytes} bytes is above the limit of {MAX_NAME_BYTES}")]
-    NameTooLong {
-        /// Its length.
-        name_bytes: usize,
-    },
-    /// More dimensions than readers accept.
-    #[error("tensor {tensor:?}: {rank} dimensions are above the limit of {MAX_RANK}")]
-    RankTooHigh {
-        /// The tensor.
-        tensor: String,
-        /// Its dimensions.
-        rank: usize,
-    },
-    /// A shape whose bytes do not fit 64 bits or are no whole number.
-    #[error("tensor {tensor:?}: shape {shape:?} of {dtype} has no byte length")]
-    BadShape {
-        /// The tensor.
-        tensor: String,
-        /// Its shape.
-        shape: Vec<usize>,
-        /// Its element type.
-        dtype: Dtype,
-    },
-    /// A header larger than readers accept.
-    #[error("a header of {header_bytes} bytes is above the limit of {MAX_HEADER_BYTES}")]
-    HeaderTooLarge {
-        /// Its length.
-        header_bytes: usize,
-    },
-    /// Data of another length than the shape says.
-    #[error("tensor {tensor:?}: {got_bytes} bytes of data, its shape needs {expected_bytes}")]
-    DataLength {
-        /// The tensor.
-        tensor: String,
-        /// Bytes by shape.
-        expected_bytes: u64,
-        /// Bytes there were.
-        got_bytes: u64,
-    },
-    /// The system refused.
-    #[error("{}: cannot be written: {reason}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        reason: io::Error,
-    },
-}
-
 /// A file's head and the place of every tensor, before any data is there.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct FileLayout {
@@ -113,11 +38,11 @@ impl FileLayout {
     /// Lays out the tensors in the order given; `metadata` may be empty.
     ///
     /// # Errors
-    /// Every variant of [`WriteError`] but `DataLength` and `Io`.
+    /// Names, shapes and sizes that the reader refuses.
     pub fn new<'a>(
         tensors: impl IntoIterator<Item = TensorSpec<'a>>,
         metadata: &[(&str, &str)],
-    ) -> Result<Self, WriteError> {
+    ) -> Result<Self, Problem> {
         let mut header = String::from("{");
         write_metadata(metadata, &mut header)?;
         let mut seen = HashSet::new();
@@ -129,7 +54,7 @@ impl FileLayout {
             let start = end;
             end = start.checked_add(byte_len).ok_or_else(|| bad_shape(&tensor))?;
             if !seen.insert(name) {
-                return Err(WriteError::DuplicateName { tensor: name.to_owned() });
+                return Err(Problem::in_tensor(name, "would be written twice"));
             }
             if header.len() > 1 {
                 header.push(',');
@@ -150,7 +75,8 @@ impl FileLayout {
         }
         let header_bytes = header.len();
         if header_bytes as u64 > MAX_HEADER_BYTES {
-            return Err(WriteError::HeaderTooLarge { header_bytes });
+            let what = format!("{header_bytes} bytes, above the limit of {MAX_HEADER_BYTES}");
+            return Err(Problem::new("header", what));
         }
         let mut head = (header_bytes as u64).to_le_bytes().to_vec();
         head.extend_from_slice(header.as_bytes());
@@ -159,78 +85,29 @@ impl FileLayout {
     }
 }
 
-/// Writes a file whose data is made while it is written: `fill` gets the index of a tensor and a
-/// sink for exactly its bytes.
-///
-/// # Errors
-/// Every variant of [`WriteError`]; no file is left behind, an older one stays as it was.
-pub fn write_safetensors_with<'a>(
-    path: &Path,
-    tensors: &[TensorSpec<'a>],
-    metadata: &[(&str, &str)],
-    mut fill: impl FnMut(usize, &mut dyn Write) -> io::Result<()>,
-) -> Result<(), WriteError> {
-    let layout = FileLayout::new(tensors.iter().copied(), metadata)?;
-    let io_error = |reason| WriteError::Io { path: path.to_owned(), reason };
-    let folder = match path.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    // As for any new file: readable by whom the user's mask lets read.
-    let mode = Permissions::from_mode(0o666);
-    let file = tempfile::Builder::new().prefix(".writing-").permissions(mode).tempfile_in(folder);
-    let mut file = file.map_err(io_error)?;
-    let mut sink = BufWriter::with_capacity(1 << 20, file.as_file_mut());
-    sink.write_all(&layout.head).map_err(io_error)?;
-    for (index, (tensor, &expected_bytes)) in tensors.iter().zip(&layout.tensor_bytes).enumerate() {
-        let mut counted = Counted { sink: &mut sink, got_bytes: 0 };
-        fill(index, &mut counted).map_err(io_error)?;
-        let got_bytes = counted.got_bytes;
-        if got_bytes != expected_bytes {
-            let tensor = tensor.name.to_owned();
-            return Err(WriteError::DataLength { tensor, expected_bytes, got_bytes });
-        }
-    }
-    sink.flush().map_err(io_error)?;
-    drop(sink);
-    file.persist(path).map_err(|error| io_error(error.error))?;
-    Ok(())
-}
-
-/// Writes a file from data in memory: little-endian bytes of each tensor, row-major.
-///
-/// # Errors
-/// As [`write_safetensors_with`].
-pub fn write_safetensors(
-    path: &Path,
-    tensors: &[(TensorSpec<'_>, &[u8])],
-    metadata: &[(&str, &str)],
-) -> Result<(), WriteError> {
-    let specs: Vec<_> = tensors.iter().map(|(spec, _)| *spec).collect();
-    write_safetensors_with(path, &specs, metadata, |index, sink| sink.write_all(tensors[index].1))
-}
-
-fn check_spec(tensor: &TensorSpec<'_>) -> Result<u64, WriteError> {
+fn check_spec(tensor: &TensorSpec<'_>) -> Result<u64, Problem> {
     let TensorSpec { name, dtype, shape } = *tensor;
     if name == METADATA_KEY {
-        return Err(WriteError::ReservedName);
+        return Err(Problem::in_tensor(name, "the format reserves this name"));
     }
     if name.len() > MAX_NAME_BYTES {
-        return Err(WriteError::NameTooLong { name_bytes: name.len() });
+        let what = format!("a name of {} bytes is above the limit of {MAX_NAME_BYTES}", name.len());
+        return Err(Problem::whole(what));
     }
     if shape.len() > MAX_RANK {
-        return Err(WriteError::RankTooHigh { tensor: name.to_owned(), rank: shape.len() });
+        let what = format!("{} dimensions are above the limit of {MAX_RANK}", shape.len());
+        return Err(Problem::in_tensor(name, what));
     }
     let elements = shape.iter().try_fold(1_u64, |product, &size| product.checked_mul(size as u64));
     elements.and_then(|elements| dtype.byte_len(elements)).ok_or_else(|| bad_shape(tensor))
 }
 
-fn bad_shape(tensor: &TensorSpec<'_>) -> WriteError {
-    let (name, shape) = (tensor.name.to_owned(), tensor.shape.to_vec());
-    WriteError::BadShape { tensor: name, shape, dtype: tensor.dtype }
+fn bad_shape(tensor: &TensorSpec<'_>) -> Problem {
+    let what = format!("shape {:?} of {} has no byte length", tensor.shape, tensor.dtype);
+    Problem::in_tensor(tensor.name, what)
 }
 
-fn write_metadata(metadata: &[(&str, &str)], header: &mut String) -> Result<(), WriteError> {
+fn write_metadata(metadata: &[(&str, &str)], header: &mut String) -> Result<(), Problem> {
     if metadata.is_empty() {
         return Ok(());
     }
@@ -239,7 +116,7 @@ fn write_metadata(metadata: &[(&str, &str)], header: &mut String) -> Result<(), 
     let mut seen = HashSet::new();
     for (index, (key, value)) in metadata.iter().enumerate() {
         if !seen.insert(*key) {
-            return Err(WriteError::DuplicateKey { key: (*key).to_owned() });
+            return Err(Problem::whole(format!("metadata key {key:?} would be written twice")));
         }
         if index > 0 {
             header.push(',');
@@ -253,33 +130,7 @@ fn write_metadata(metadata: &[(&str, &str)], header: &mut String) -> Result<(), 
 }
 
 fn push_json_string(header: &mut String, text: &str) {
-    header.push('"');
-    for character in text.chars() {
-        match character {
-            '"' | '\\' => header.extend(['\\', character]),
-            '\0'..='\u{1F}' => header.push_str(&format!("\\u{:04x}", u32::from(character))),
-            _ => header.push(character),
-        }
-    }
-    header.push('"');
-}
-
-/// Counts what passes through.
-struct Counted<'a, W> {
-    sink: &'a mut W,
-    got_bytes: u64,
-}
-
-impl<W: Write> Write for Counted<'_, W> {
-    fn write(&mut self, bytes: &[u8]) -> io::Result<usize> {
-        let count = self.sink.write(bytes)?;
-        self.got_bytes += count as u64;
-        Ok(count)
-    }
-
-    fn flush(&mut self) -> io::Result<()> {
-        self.sink.flush()
-    }
+    header.push_str(&serde_json::Value::from(text).to_string());
 }
 
 #[cfg(test)]
@@ -301,9 +152,12 @@ mod tests {
             (spec("empty", Dtype::F32, &[0, 4]), &[]),
             (spec("scalar", Dtype::Bf16, &[]), &[0x80, 0x3F]),
         ];
-        write_safetensors(&path, &tensors, &[("ids", "1,2"), ("note", "}\"{")]).expect("written");
+        let specs = tensors.map(|(spec, _)| spec);
+        let layout = FileLayout::new(specs, &[("ids", "1,2"), ("note", "}\"{")]).expect("layout");
+        let bytes = [layout.head, tensors.map(|(_, data)| data).concat()].concat();
+        assert_eq!(bytes.len() as u64, layout.file_bytes);
+        std::fs::write(&path, &bytes).expect("written");
         let ours = Checkpoint::open_file(&path).expect("ours");
-        let bytes = std::fs::read(&path).expect("bytes");
         let other = safetensors::SafeTensors::deserialize(&bytes).expect("crate");
         assert_eq!((ours.len(), other.len()), (3, 3));
         for (spec, data) in tensors {
@@ -315,33 +169,20 @@ mod tests {
         assert!(ours.shards()[0].data_start().is_multiple_of(8));
     }
 
-    /// A writer must not make what its own reader rejects, and must not leave half a file.
+    /// A writer must not make what its own reader rejects.
     #[test]
-    fn refusals_leave_nothing_behind() {
-        let folder = tempfile::tempdir().expect("folder");
-        let path = folder.path().join("a.safetensors");
-        let refuse = |tensors: &[(TensorSpec<'_>, &[u8])]| {
-            write_safetensors(&path, tensors, &[]).expect_err("refused")
+    fn what_the_reader_refuses_is_not_laid_out() {
+        let refuse = |tensors: &[TensorSpec<'_>], what: &str| {
+            let refused = FileLayout::new(tensors.iter().copied(), &[]).expect_err("refused");
+            assert!(refused.to_string().contains(what), "{refused}");
         };
-        let reserved = refuse(&[(spec(METADATA_KEY, Dtype::U8, &[0]), &[])]);
-        assert!(matches!(reserved, WriteError::ReservedName));
+        refuse(&[spec(METADATA_KEY, Dtype::U8, &[0])], "reserves this name");
         let twice = spec("w", Dtype::U8, &[0]);
-        assert!(matches!(refuse(&[(twice, &[]), (twice, &[])]), WriteError::DuplicateName { .. }));
+        refuse(&[twice, twice], "tensor \"w\": would be written twice");
         let long = "n".repeat(MAX_NAME_BYTES + 1);
-        assert!(matches!(
-            refuse(&[(spec(&long, Dtype::U8, &[0]), &[])]),
-            WriteError::NameTooLong { .. }
-        ));
-        let deep = refuse(&[(spec("w", Dtype::U8, &[1; MAX_RANK + 1]), &[0])]);
-        assert!(matches!(deep, WriteError::RankTooHigh { .. }));
-        let huge = refuse(&[(spec("w", Dtype::F64, &[usize::MAX, 2]), &[])]);
-        assert!(matches!(huge, WriteError::BadShape { .. }));
-        let short = refuse(&[(spec("w", Dtype::F32, &[1]), &[0; 3])]);
-        assert!(matches!(short, WriteError::DataLength { expected_bytes: 4, got_bytes: 3, .. }));
-        let metadata = FileLayout::new([], &[("a", "1"), ("a", "2")]);
-        assert!(matches!(metadata, Err(WriteError::DuplicateKey { .. })));
-        assert_eq!(std::fs::read_dir(folder.path()).expect("folder").count(), 0);
-        let nowhere = write_safetensors(&path.join("b.safetensors"), &[], &[]);
-        assert!(matches!(nowhere, Err(WriteError::Io { .. })));
+        refuse(&[spec(&long, Dtype::U8, &[0])], "a name of 1025 bytes");
+        refuse(&[spec("w", Dtype::U8, &[1; MAX_RANK + 1])], "9 dimensions");
+        refuse(&[spec("w", Dtype::F64, &[usize::MAX, 2])], "has no byte length");
+        assert!(FileLayout::new([], &[("a", "1"), ("a", "2")]).is_err());
     }
 }

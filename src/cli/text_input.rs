@@ -7,6 +7,7 @@ use std::path::Path;
 use clap::ValueEnum;
 
 use super::output::CommandError;
+use k3_checkpoint::Malformed;
 use k3_core::exit::Exit;
 use k3_text::{Special, TextError};
 
@@ -71,8 +72,8 @@ pub fn read_text(path: &Path, limit_bytes: u64) -> Result<String, CommandError> 
     let done = if from_stdin {
         read(&mut io::stdin().lock(), &mut bytes)
     } else {
-        let mut file =
-            File::open(path).map_err(|error| text_error(TextError::of_file(path, error)))?;
+        let mut file = File::open(path)
+            .map_err(|error| text_error(Malformed::unreadable(path, &error).into()))?;
         read(&mut file, &mut bytes)
     };
     done.map_err(|error| refuse(format!("cannot be read: {error}")))?;

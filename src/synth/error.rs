@@ -6,8 +6,8 @@ use std::path::PathBuf;
 use thiserror::Error;
 
 use super::quantise::AllZeroBlock;
+use k3_checkpoint::Problem;
 use k3_checkpoint::config::ConfigError;
-use k3_checkpoint::write::WriteError;
 
 /// One way a synthetic checkpoint cannot be made.
 #[derive(Debug, Error)]
@@ -39,7 +39,7 @@ pub enum SynthError {
         /// The shard.
         file: String,
         /// Why.
-        reason: WriteError,
+        reason: Problem,
     },
     /// OUT is something else than a folder.
     #[error("{}: exists and is no folder", path.display())]

@@ -27,8 +27,9 @@ use std::path::Path;
 
 use tiktoken::CoreBpe;
 
-pub use error::{LineProblem, TextError};
+pub use error::TextError;
 use k3_checkpoint::foreign::Foreign;
+use k3_checkpoint::{Malformed, Problem};
 pub use markers::Markers;
 pub use ranks::RankTable;
 pub use stream::Utf8Stream;
@@ -214,20 +215,16 @@ fn encode_in_parts(core: &CoreBpe, text: &str, part_bytes: usize, ids: &mut Vec<
 }
 
 /// A whole file of a vocabulary, at most `limit_bytes` of it, if it is not plainly something else.
-fn read_whole(path: &Path, limit_bytes: u64) -> Result<Vec<u8>, TextError> {
-    let refused = |reason| TextError::of_file(path, reason);
-    let file = File::open(path).map_err(refused)?;
+fn read_whole(path: &Path, limit_bytes: u64) -> Result<Vec<u8>, Malformed> {
+    let unreadable = |reason| Malformed::unreadable(path, &reason);
+    let file = File::open(path).map_err(unreadable)?;
     let mut bytes = Vec::new();
-    let read = file.take(limit_bytes + 1).read_to_end(&mut bytes);
-    read.map_err(refused)?;
-    let path = path.to_owned();
+    file.take(limit_bytes + 1).read_to_end(&mut bytes).map_err(unreadable)?;
+    let refused = |what: String| Err(Problem::whole(what).in_file(path));
     if bytes.len() as u64 > limit_bytes {
-        return Err(TextError::TooLarge { path, limit_bytes });
+        return refused(format!("larger than the limit of {limit_bytes} bytes"));
     }
-    match Foreign::of_content(&bytes) {
-        Some(what) => Err(TextError::Foreign { path, what }),
-        None => Ok(bytes),
-    }
+    Foreign::of_content(&bytes).map_or(Ok(bytes), |what| refused(what.to_string()))
 }
 
 #[cfg(test)]

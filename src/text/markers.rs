@@ -9,8 +9,9 @@ use std::path::Path;
 
 use regex::Regex;
 
-use super::{K3_RANKS, K3_VOCABULARY, TextError, read_whole};
-use k3_checkpoint::json::{Value, parse_document};
+use super::{K3_RANKS, K3_VOCABULARY, read_whole};
+use k3_checkpoint::json::Value;
+use k3_checkpoint::{Malformed, Problem};
 
 /// Name of the file in a folder.
 pub const FILE_NAME: &str = "tokenizer_config.json";
@@ -55,8 +56,8 @@ impl Markers {
     /// Reads `tokenizer_config.json` beside a table of `ranks` tokens.
     ///
     /// # Errors
-    /// [`TextError`], naming file and field.
-    pub fn read(path: &Path, ranks: usize) -> Result<Self, TextError> {
+    /// [`Malformed`], naming file and field.
+    pub fn read(path: &Path, ranks: usize) -> Result<Self, Malformed> {
         let bytes = read_whole(path, MAX_FILE_BYTES)?;
         Self::parse(&bytes, path, ranks)
     }
@@ -65,47 +66,8 @@ impl Markers {
     ///
     /// # Errors
     /// As [`Markers::read`].
-    pub fn parse(bytes: &[u8], path: &Path, ranks: usize) -> Result<Self, TextError> {
-        let owned = || path.to_owned();
-        let root =
-            parse_document(bytes).map_err(|reason| TextError::Json { path: owned(), reason })?;
-        let wrong = |field: String, expected: &str, got: String| TextError::Field {
-            path: owned(),
-            field,
-            expected: expected.to_owned(),
-            got,
-        };
-        let Value::Object(root) = &root else {
-            return Err(wrong("the file".to_owned(), "an object", root.brief()));
-        };
-        let added = match root.get(FIELD) {
-            Some(Value::Object(added)) => added,
-            other => {
-                let got = other.map_or_else(|| "none".to_owned(), Value::brief);
-                return Err(wrong(FIELD.to_owned(), "an object of markers by id", got));
-            }
-        };
-        let most = K3_VOCABULARY - K3_RANKS;
-        if added.len() > most {
-            let (expected, got) = (format!("at most {most} markers"), added.len());
-            return Err(wrong(FIELD.to_owned(), &expected, got.to_string()));
-        }
-        let mut named = BTreeMap::new();
-        for (key, entry) in added {
-            let id = marker_id(key, ranks).ok_or_else(|| {
-                let last = K3_VOCABULARY - 1;
-                let expected = format!("an id from {ranks} (the first after the ranks) to {last}");
-                wrong(FIELD.to_owned(), &expected, format!("{key:?}"))
-            })?;
-            let name = marker_name(entry).map_err(|(field, expected, got)| {
-                wrong(format!("{FIELD}.{key}{field}"), expected, got)
-            })?;
-            named.insert(id, name.to_owned());
-        }
-        if let Some((id, name, first)) = repeated(&named) {
-            let got = format!("{name:?}, which names {first}");
-            return Err(wrong(format!("{FIELD}.{id}.content"), "a name of its own", got));
-        }
+    pub fn parse(bytes: &[u8], path: &Path, ranks: usize) -> Result<Self, Malformed> {
+        let named = named(bytes, ranks).map_err(|problem| problem.in_file(path))?;
         Ok(Self::new(named))
     }
 
@@ -128,6 +90,45 @@ impl Markers {
     }
 }
 
+/// The names that a file gives to ids.
+fn named(bytes: &[u8], ranks: usize) -> Result<BTreeMap<u32, String>, Problem> {
+    let root = Value::parse(bytes)?;
+    let Value::Object(root) = &root else {
+        return Err(Problem::whole(format!("expected an object, got {}", root.brief())));
+    };
+    let wrong = |expected: &str, got: String| {
+        Problem::new(FIELD, format!("expected {expected}, got {got}"))
+    };
+    let added = match root.get(FIELD) {
+        Some(Value::Object(added)) => added,
+        other => return Err(wrong("an object of markers by id", brief(other))),
+    };
+    let most = K3_VOCABULARY - K3_RANKS;
+    if added.len() > most {
+        return Err(wrong(&format!("at most {most} markers"), added.len().to_string()));
+    }
+    let mut named = BTreeMap::new();
+    for (key, entry) in added {
+        let id = marker_id(key, ranks).ok_or_else(|| {
+            let last = K3_VOCABULARY - 1;
+            let expected = format!("an id from {ranks} (the first after the ranks) to {last}");
+            wrong(&expected, format!("{key:?}"))
+        })?;
+        let name = marker_name(entry)
+            .map_err(|(field, what)| Problem::new(format!("{FIELD}.{key}{field}"), what))?;
+        named.insert(id, name.to_owned());
+    }
+    if let Some((id, name, first)) = repeated(&named) {
+        let what = format!("expected a name of its own, got {name:?}, which names {first}");
+        return Err(Problem::new(format!("{FIELD}.{id}.content"), what));
+    }
+    Ok(named)
+}
+
+fn brief(value: Option<&Value<'_>>) -> String {
+    value.map_or_else(|| "none".to_owned(), Value::brief)
+}
+
 fn reserved_name(id: u32) -> String {
     format!("<|reserved_token_{id}|>")
 }
@@ -139,25 +140,24 @@ fn marker_id(key: &str, ranks: usize) -> Option<u32> {
     (inside && id.to_string() == key).then_some(id)
 }
 
-/// The content of an entry, or what is wrong: field, expected, got.
-fn marker_name(entry: &Value) -> Result<&str, (&'static str, &'static str, String)> {
+/// The content of an entry, or the field that is wrong and what is wrong with it.
+fn marker_name<'v>(entry: &'v Value<'_>) -> Result<&'v str, (&'static str, String)> {
+    let wrong = |field, expected: &str, got: String| {
+        Err((field, format!("expected {expected}, got {got}")))
+    };
     let Value::Object(entry) = entry else {
-        return Err(("", "an object with content", entry.brief()));
+        return wrong("", "an object with content", entry.brief());
     };
     match entry.get("special") {
         None | Some(Value::Bool(_)) => {}
-        Some(other) => return Err((".special", "true or false", other.brief())),
+        Some(other) => return wrong(".special", "true or false", other.brief()),
     }
     match entry.get("content") {
         Some(Value::String(name)) if name.len() > MAX_NAME_BYTES => {
-            let got = format!("{} bytes", name.len());
-            Err((".content", "a text of at most 256 bytes", got))
+            wrong(".content", "a text of at most 256 bytes", format!("{} bytes", name.len()))
         }
         Some(Value::String(name)) if !name.is_empty() => Ok(name),
-        other => {
-            let got = other.map_or_else(|| "none".to_owned(), Value::brief);
-            Err((".content", "a text of at least one character", got))
-        }
+        other => wrong(".content", "a text of at least one character", brief(other)),
     }
 }
 

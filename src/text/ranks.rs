@@ -13,7 +13,8 @@ use base64::engine::general_purpose::STANDARD;
 
 use super::merge::Merger;
 use super::pieces::Splitter;
-use super::{K3_RANKS, LineProblem, TextError, read_whole};
+use super::{K3_RANKS, read_whole};
+use k3_checkpoint::{Malformed, Problem};
 
 /// Name of the file in a folder.
 pub const FILE_NAME: &str = "tiktoken.model";
@@ -38,8 +39,8 @@ impl RankTable {
     /// Reads a file.
     ///
     /// # Errors
-    /// [`TextError`], naming the file and, where there is one, the line.
-    pub fn read(path: &Path) -> Result<Self, TextError> {
+    /// [`Malformed`], naming the file and, where there is one, the line.
+    pub fn read(path: &Path) -> Result<Self, Malformed> {
         let bytes = read_whole(path, MAX_FILE_BYTES)?;
         Self::parse(&bytes, path)
     }
@@ -48,38 +49,8 @@ impl RankTable {
     ///
     /// # Errors
     /// As [`RankTable::read`].
-    pub fn parse(text: &[u8], path: &Path) -> Result<Self, TextError> {
-        let owned = || path.to_owned();
-        let lines = text.split(|&byte| byte == b'\n');
-        let lines = lines.map(|line| line.strip_suffix(b"\r").unwrap_or(line));
-        let mut lines: Vec<&[u8]> = lines.collect();
-        while lines.last().is_some_and(|line| line.is_empty()) {
-            lines.pop();
-        }
-        let mut ranks: HashMap<Box<[u8]>, u32> = HashMap::with_capacity(lines.len());
-        // The line of each rank.
-        let mut places: Vec<usize> = Vec::with_capacity(lines.len());
-        for (index, line) in lines.iter().enumerate() {
-            let added = parse_line(line)
-                .and_then(|(token, rank)| add(&mut ranks, &mut places, (token, rank), index + 1));
-            added.map_err(|problem| TextError::Line { path: owned(), line: index + 1, problem })?;
-        }
-        if ranks.is_empty() {
-            return Err(TextError::NoRanks { path: owned() });
-        }
-        let missing = (0..=u8::MAX).find(|byte| !ranks.contains_key(&[*byte][..]));
-        if let Some(byte) = missing {
-            let path = owned();
-            return Err(TextError::MissingByte { path, byte });
-        }
-        if let Some(rank) = places.iter().position(|&line| line == 0) {
-            return Err(TextError::MissingRank {
-                path: owned(),
-                rank,
-                largest: places.len() - 1,
-                lines: lines.len(),
-            });
-        }
+    pub fn parse(text: &[u8], path: &Path) -> Result<Self, Malformed> {
+        let ranks = parse_lines(text).map_err(|problem| problem.in_file(path))?;
         Ok(Self::of_ranks(ranks))
     }
 
@@ -138,25 +109,60 @@ impl RankTable {
     }
 }
 
+fn parse_lines(text: &[u8]) -> Result<HashMap<Box<[u8]>, u32>, Problem> {
+    let lines = text.split(|&byte| byte == b'\n');
+    let lines = lines.map(|line| line.strip_suffix(b"\r").unwrap_or(line));
+    let mut lines: Vec<&[u8]> = lines.collect();
+    while lines.last().is_some_and(|line| line.is_empty()) {
+        lines.pop();
+    }
+    let mut ranks: HashMap<Box<[u8]>, u32> = HashMap::with_capacity(lines.len());
+    // The line of each rank.
+    let mut places: Vec<usize> = Vec::with_capacity(lines.len());
+    for (index, line) in lines.iter().enumerate() {
+        let added = parse_line(line)
+            .and_then(|(token, rank)| add(&mut ranks, &mut places, (token, rank), index + 1));
+        added.map_err(|what| Problem::new(format!("line {}", index + 1), what))?;
+    }
+    if ranks.is_empty() {
+        return Err(Problem::whole("expected lines of base64 and a rank, got an empty file"));
+    }
+    if let Some(byte) = (0..=u8::MAX).find(|byte| !ranks.contains_key(&[*byte][..])) {
+        // A text with it could not be encoded.
+        return Err(Problem::whole(format!(
+            "expected a token for each of the 256 single bytes, got none for byte 0x{byte:02X}"
+        )));
+    }
+    if let Some(rank) = places.iter().position(|&line| line == 0) {
+        let (largest, lines) = (places.len() - 1, lines.len());
+        return Err(Problem::whole(format!(
+            "expected ranks 0 to {largest} without a gap, got none for rank {rank} ({lines} lines)"
+        )));
+    }
+    Ok(ranks)
+}
+
 /// Takes a token with its rank, unless a line before had either.
 fn add(
     ranks: &mut HashMap<Box<[u8]>, u32>,
     places: &mut Vec<usize>,
     (token, rank): (Vec<u8>, u32),
     line: usize,
-) -> Result<(), LineProblem> {
+) -> Result<(), String> {
     let at = rank as usize;
     if places.len() <= at {
         places.resize(at + 1, 0);
     }
     if places[at] != 0 {
-        let (rank, first_line) = (at, places[at]);
-        return Err(LineProblem::RepeatedRank { rank, first_line });
+        let first = places[at];
+        return Err(format!(
+            "expected every rank once, got rank {rank} again (first on line {first})"
+        ));
     }
     match ranks.entry(token.into_boxed_slice()) {
         Entry::Occupied(first) => {
-            let first_line = places[*first.get() as usize];
-            return Err(LineProblem::RepeatedToken { first_line });
+            let first = places[*first.get() as usize];
+            return Err(format!("expected every token once, got that of line {first} again"));
         }
         Entry::Vacant(free) => free.insert(rank),
     };
@@ -169,18 +175,22 @@ fn shown(text: &[u8]) -> String {
     text.chars().take(SHOWN_CHARS).collect()
 }
 
-fn parse_line(line: &[u8]) -> Result<(Vec<u8>, u32), LineProblem> {
+fn parse_line(line: &[u8]) -> Result<(Vec<u8>, u32), String> {
     if line.is_empty() {
-        return Err(LineProblem::Blank);
+        return Err("expected base64, a space and a rank, got a blank line".to_owned());
     }
     let mut fields = line.split(|&byte| byte == b' ');
     let (Some(token), Some(rank), None) = (fields.next(), fields.next(), fields.next()) else {
-        return Err(LineProblem::Fields { got: shown(line) });
+        return Err(format!("expected base64, one space and a rank, got {:?}", shown(line)));
     };
-    let token =
-        STANDARD.decode(token).map_err(|error| LineProblem::Base64 { error, got: shown(token) })?;
+    let token = STANDARD.decode(token).map_err(|error| {
+        let got = shown(token);
+        format!(
+            "expected base64 in fours of A-Z a-z 0-9 + / with = at its end, got {got:?}: {error}"
+        )
+    })?;
     if token.is_empty() {
-        return Err(LineProblem::Empty);
+        return Err("expected a token of at least one byte, got none".to_owned());
     }
     let plain = rank == b"0" || rank.first().is_some_and(|digit| *digit != b'0');
     let digits = plain && !rank.is_empty() && rank.iter().all(u8::is_ascii_digit);
@@ -188,7 +198,10 @@ fn parse_line(line: &[u8]) -> Result<(Vec<u8>, u32), LineProblem> {
     let number = number.and_then(|number| number.parse::<u32>().ok());
     match number.filter(|rank| (*rank as usize) < K3_RANKS) {
         Some(rank) => Ok((token, rank)),
-        None => Err(LineProblem::Rank { got: shown(rank) }),
+        None => {
+            let (last, got) = (K3_RANKS - 1, shown(rank));
+            Err(format!("expected a rank from 0 to {last} in decimal digits, got {got:?}"))
+        }
     }
 }
 
@@ -206,8 +219,8 @@ mod tests {
             "Zg==Zg==",
         ];
         for text in wrong {
-            let refused = matches!(token(text), Err(LineProblem::Base64 { .. }));
-            assert!(refused, "{text}");
+            let refused = token(text).expect_err(text);
+            assert!(refused.starts_with("expected base64 in fours"), "{text}: {refused}");
         }
     }
 }

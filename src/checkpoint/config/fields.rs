@@ -1,28 +1,28 @@
 //! Reads single fields of a parsed `config.json` by their path and notes what is wrong, so that
 //! all problems can be told at once.
 
-use super::ConfigProblem;
 use super::rules::Released;
-use crate::json::{Kind, Value};
+use crate::Problem;
+use crate::json::Value;
 use k3_core::config::{MAX_SIZE, SpecialIds};
 
 /// The document, and the problems found so far.
 pub(super) struct Fields<'a> {
-    root: &'a Value,
-    problems: Vec<ConfigProblem>,
+    root: &'a Value<'a>,
+    problems: Vec<Problem>,
 }
 
 impl<'a> Fields<'a> {
-    pub(super) fn new(root: &'a Value) -> Self {
+    pub(super) fn new(root: &'a Value<'a>) -> Self {
         Self { root, problems: Vec::new() }
     }
 
-    pub(super) fn into_problems(self) -> Vec<ConfigProblem> {
+    pub(super) fn into_problems(self) -> Vec<Problem> {
         self.problems
     }
 
     /// The value at a dotted path, without noting anything.
-    pub(super) fn lookup(&self, key: &str) -> Option<&'a Value> {
+    pub(super) fn lookup(&self, key: &str) -> Option<&'a Value<'a>> {
         key.split('.').try_fold(self.root, |value, name| match value {
             Value::Object(members) => members.get(name),
             _ => None,
@@ -31,7 +31,7 @@ impl<'a> Fields<'a> {
 
     /// The value at a dotted path. Where an object on the way is missing or is none, that one is
     /// noted, once, instead of everything in it.
-    fn require(&mut self, key: &str, expected: &'static str) -> Option<&'a Value> {
+    fn require(&mut self, key: &str, expected: &'static str) -> Option<&'a Value<'a>> {
         let mut value = self.root;
         let mut end = 0;
         for name in key.split('.') {
@@ -43,7 +43,7 @@ impl<'a> Fields<'a> {
             let here = if end == 0 { name.len() } else { end + 1 + name.len() };
             let Some(next) = members.get(name) else {
                 let expected = if here == key.len() { expected } else { "an object" };
-                self.note(ConfigProblem::Missing { key: key[..here].to_owned(), expected });
+                self.note(&key[..here], format!("missing (expected {expected})"));
                 return None;
             };
             (value, end) = (next, here);
@@ -51,18 +51,19 @@ impl<'a> Fields<'a> {
         Some(value)
     }
 
-    pub(super) fn note(&mut self, problem: ConfigProblem) {
+    pub(super) fn note(&mut self, key: &str, what: String) {
+        let problem = Problem::new(key, what);
         if !self.problems.contains(&problem) {
             self.problems.push(problem);
         }
     }
 
-    fn wrong_type(&mut self, key: &str, expected: &'static str, value: &Value) {
-        let got = match value.kind() {
-            Kind::Object | Kind::Array | Kind::Null => value.brief(),
-            kind => format!("{kind}, {}", value.brief()),
+    fn wrong_type(&mut self, key: &str, expected: &'static str, value: &Value<'_>) {
+        let got = match value {
+            Value::Object(_) | Value::Array(_) | Value::Null => value.brief(),
+            _ => format!("{}, {}", value.kind(), value.brief()),
         };
-        self.note(ConfigProblem::WrongType { key: key.to_owned(), expected, got });
+        self.note(key, format!("expected {expected}, got {got}"));
     }
 
     pub(super) fn width(&mut self, key: &str) -> usize {
@@ -71,36 +72,29 @@ impl<'a> Fields<'a> {
 
     /// An integer in 1..=limit; 0 once a problem is noted.
     pub(super) fn size(&mut self, key: &str, limit: usize) -> usize {
-        self.integer(key, limit, |key, got| ConfigProblem::NotPositive { key, got }, 1)
+        self.integer(key, limit, "must be above zero", 1)
     }
 
     /// An integer in 0..=limit; 0 once a problem is noted.
     pub(super) fn count(&mut self, key: &str, limit: usize) -> usize {
-        self.integer(key, limit, |key, got| ConfigProblem::Negative { key, got }, 0)
+        self.integer(key, limit, "must not be negative", 0)
     }
 
-    fn integer(
-        &mut self,
-        key: &str,
-        limit: usize,
-        too_small: fn(String, String) -> ConfigProblem,
-        least: usize,
-    ) -> usize {
+    fn integer(&mut self, key: &str, limit: usize, too_small: &str, least: usize) -> usize {
         const EXPECTED: &str = "an integer";
-        let literal = match self.require(key, EXPECTED) {
+        let got = match self.require(key, EXPECTED) {
             None => return 0,
-            Some(Value::Number(literal)) if is_integer(literal) => literal,
+            Some(Value::Number(text)) if is_integer(text) => *text,
             Some(value) => {
                 self.wrong_type(key, EXPECTED, value);
                 return 0;
             }
         };
-        let (key, got) = (key.to_owned(), literal.clone());
-        match literal.parse::<usize>() {
+        match got.parse::<usize>() {
             Ok(value) if (least..=limit).contains(&value) => return value,
-            Ok(value) if value < least => self.note(too_small(key, got)),
-            Err(_) if literal.starts_with('-') => self.note(too_small(key, got)),
-            Ok(_) | Err(_) => self.note(ConfigProblem::TooLarge { key, got, limit }),
+            Ok(value) if value >= least => self.note(key, too_large(got, limit)),
+            Err(_) if !got.starts_with('-') => self.note(key, too_large(got, limit)),
+            Ok(_) | Err(_) => self.note(key, format!("{too_small}, got {got}")),
         }
         0
     }
@@ -121,7 +115,7 @@ impl<'a> Fields<'a> {
     fn number(&mut self, key: &str) -> Option<f64> {
         const EXPECTED: &str = "a number";
         let literal = match self.require(key, EXPECTED)? {
-            Value::Number(literal) => literal,
+            Value::Number(text) => *text,
             value => {
                 self.wrong_type(key, EXPECTED, value);
                 return None;
@@ -129,8 +123,7 @@ impl<'a> Fields<'a> {
         };
         let value = literal.parse::<f64>().ok().filter(|value| value.is_finite());
         if value.is_none() {
-            let (key, got) = (key.to_owned(), literal.clone());
-            self.note(ConfigProblem::NotFinite { key, got });
+            self.note(key, format!("must be a finite number, got {literal}"));
         }
         value
     }
@@ -138,7 +131,7 @@ impl<'a> Fields<'a> {
     pub(super) fn positive(&mut self, key: &str) -> f64 {
         let value = self.number(key).unwrap_or(f64::NAN);
         if value <= 0.0 {
-            self.note(ConfigProblem::NotPositive { key: key.to_owned(), got: value.to_string() });
+            self.note(key, format!("must be above zero, got {value}"));
         }
         value
     }
@@ -146,7 +139,7 @@ impl<'a> Fields<'a> {
     pub(super) fn negative(&mut self, key: &str) -> f64 {
         let value = self.number(key).unwrap_or(f64::NAN);
         if value >= 0.0 {
-            self.note(ConfigProblem::NotNegative { key: key.to_owned(), got: value.to_string() });
+            self.note(key, format!("must be below zero, got {value}"));
         }
         value
     }
@@ -172,10 +165,10 @@ impl<'a> Fields<'a> {
                 self.wrong_type(&format!("{key}[{position}]"), "an integer", item);
                 break;
             }
-            match next_in_list(key, position, literal, &list, layers) {
+            match next_in_list(literal, &list, layers) {
                 Ok(layer) => list.push(layer),
-                Err(problem) => {
-                    self.note(problem);
+                Err(what) => {
+                    self.note(&format!("{key}[{position}]"), what);
                     break;
                 }
             }
@@ -184,10 +177,14 @@ impl<'a> Fields<'a> {
     }
 
     pub(super) fn released(&mut self, key: &str, released: &Released) {
+        let digits;
         let (expected, released) = match released {
-            Released::Text(text) => ("a string", Value::String((*text).to_owned())),
+            Released::Text(text) => ("a string", Value::String((*text).into())),
             Released::Truth(truth) => ("true or false", Value::Bool(*truth)),
-            Released::Integer(integer) => ("an integer", Value::Number(integer.to_string())),
+            Released::Integer(integer) => {
+                digits = integer.to_string();
+                ("an integer", Value::Number(&digits))
+            }
         };
         let Some(value) = self.require(key, expected) else {
             return;
@@ -199,11 +196,7 @@ impl<'a> Fields<'a> {
         if !same_type {
             self.wrong_type(key, expected, value);
         } else if *value != released {
-            self.note(ConfigProblem::NotReleased {
-                key: key.to_owned(),
-                released: released.brief(),
-                got: value.brief(),
-            });
+            self.note(key, not_released(&released.brief(), value));
         }
     }
 
@@ -229,9 +222,7 @@ impl<'a> Fields<'a> {
                     match literal.parse() {
                         Ok(id) => ids.push(id),
                         Err(_) => {
-                            let (key, got) = (key.to_owned(), literal.clone());
-                            let limit = u32::MAX as usize;
-                            self.note(ConfigProblem::TooLarge { key, got, limit });
+                            self.note(key, too_large(literal, u32::MAX as usize));
                             break;
                         }
                     }
@@ -246,28 +237,29 @@ impl<'a> Fields<'a> {
     }
 }
 
+fn too_large(got: &str, limit: usize) -> String {
+    format!("{got} is above the limit of {limit}")
+}
+
+/// A value this program does not compute; it computes the released one only.
+pub(super) fn not_released(released: &str, value: &Value<'_>) -> String {
+    format!("only the released value {released} is supported, got {}", value.brief())
+}
+
 /// The next entry of a layer list, checked against the range and the entries before it.
-fn next_in_list(
-    key: &str,
-    position: usize,
-    literal: &str,
-    list: &[usize],
-    layers: usize,
-) -> Result<usize, ConfigProblem> {
-    let key = key.to_owned();
+fn next_in_list(literal: &str, list: &[usize], layers: usize) -> Result<usize, String> {
     let got = match literal.parse::<usize>() {
         Ok(layer) if layer > 0 && (layer <= layers || layers == 0) => layer,
         _ => {
-            let got = literal.to_owned();
-            return Err(ConfigProblem::LayerOutOfRange { key, position, got, layers });
+            return Err(format!("layer {literal} is outside 1..={layers} (the list is ONE-based)"));
         }
     };
-    match list.last().copied() {
-        Some(previous) if got <= previous && list.contains(&got) => {
-            Err(ConfigProblem::LayerTwice { key, position, got })
+    match list.last() {
+        Some(previous) if got <= *previous && list.contains(&got) => {
+            Err(format!("layer {got} stands twice in the ONE-based list"))
         }
-        Some(previous) if got < previous => {
-            Err(ConfigProblem::LayersNotRising { key, position, previous, got })
+        Some(previous) if got < *previous => {
+            Err(format!("layer {got} after {previous}, the ONE-based list must rise"))
         }
         _ => Ok(got),
     }

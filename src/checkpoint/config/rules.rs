@@ -1,8 +1,8 @@
 //! What `config.json` must say: which fields there are, which values are built in, and what the
 //! fields must be to each other.
 
-use super::ConfigProblem;
-use super::fields::Fields;
+use super::fields::{Fields, not_released};
+use crate::Problem;
 use crate::json::Value;
 use k3_core::config::{MAX_LAYERS, MXFP4_GROUP_COLUMNS, RawConfig, TokenIds};
 
@@ -112,66 +112,56 @@ pub(super) fn check_released_values(fields: &mut Fields<'_>) {
         match (fields.lookup(key), released) {
             (None | Some(Value::Null), _) => {}
             (Some(_), Some(released)) => fields.released(key, released),
-            (Some(value), None) => fields.note(ConfigProblem::NotReleased {
-                key: (*key).to_owned(),
-                released: "null".to_owned(),
-                got: value.brief(),
-            }),
+            (Some(value), None) => fields.note(key, not_released("null", value)),
         }
     }
     if let Some(Value::Object(groups)) = fields.lookup(CONFIG_GROUPS) {
         for name in groups.keys().filter(|name| *name != "group_0") {
             let key = format!("{CONFIG_GROUPS}.{}", name.escape_debug());
-            fields.note(ConfigProblem::OtherGroup { key });
+            fields.note(&key, "only group_0 is supported".to_owned());
         }
     }
 }
 
 /// What single fields cannot show: contradictions between them.
-pub(super) fn check_consistency(
-    config: &RawConfig,
-    kv_heads: usize,
-    problems: &mut Vec<ConfigProblem>,
-) {
-    let (heads, layers) = (config.num_attention_heads, config.num_hidden_layers);
-    if kv_heads != heads {
-        problems.push(ConfigProblem::KvHeadsDiffer { heads, kv_heads });
-    }
-    let (top_k, experts) = (config.num_experts_per_token, config.num_experts);
-    if top_k > experts {
-        problems.push(ConfigProblem::TopKAboveExperts { top_k, experts });
-    }
-    let dense = config.first_k_dense_replace;
-    if dense > layers {
-        problems.push(ConfigProblem::DenseAboveLayers { dense, layers });
-    }
-    let (heads, head_dim) = (config.kda_num_heads, config.kda_head_dim);
-    if heads > head_dim {
-        problems.push(ConfigProblem::HeadsAboveALog { heads, head_dim });
-    }
-    for (key, got) in [
-        ("text_config.routed_expert_hidden_size", config.routed_expert_hidden_size),
-        ("text_config.moe_intermediate_size", config.moe_intermediate_size),
-    ] {
-        if !got.is_multiple_of(MXFP4_GROUP_COLUMNS) {
-            problems.push(ConfigProblem::PartGroup { key: key.to_owned(), got });
+pub(super) fn check_consistency(config: &RawConfig, kv_heads: usize, problems: &mut Vec<Problem>) {
+    let mut refuse = |field: &str, wrong: bool, what: String| {
+        if wrong {
+            problems.push(Problem::new(format!("text_config.{field}"), what));
         }
+    };
+    let (heads, layers) = (config.num_attention_heads, config.num_hidden_layers);
+    let what = format!("{kv_heads} differs from num_attention_heads {heads}");
+    refuse("num_key_value_heads", kv_heads != heads, what);
+    let (top_k, experts) = (config.num_experts_per_token, config.num_experts);
+    let what = format!("{top_k} is above num_experts {experts}");
+    refuse("num_experts_per_token", top_k > experts, what);
+    let dense = config.first_k_dense_replace;
+    let what = format!("{dense} is above num_hidden_layers {layers}");
+    refuse("first_k_dense_replace", dense > layers, what);
+    let (heads, head_dim) = (config.kda_num_heads, config.kda_head_dim);
+    let what = format!("{heads} is above head_dim {head_dim}, the length A_log is stored with");
+    refuse("linear_attn_config.num_heads", heads > head_dim, what);
+    for (key, got) in [
+        ("routed_expert_hidden_size", config.routed_expert_hidden_size),
+        ("moe_intermediate_size", config.moe_intermediate_size),
+    ] {
+        let columns = MXFP4_GROUP_COLUMNS;
+        let what = format!("{got} is not a multiple of the {columns} columns of a scale group");
+        refuse(key, !got.is_multiple_of(columns), what);
     }
     check_partition(config, problems);
 }
 
 /// The two lists, each rising and in range by now, must hold every layer once.
-fn check_partition(config: &RawConfig, problems: &mut Vec<ConfigProblem>) {
+fn check_partition(config: &RawConfig, problems: &mut Vec<Problem>) {
     let mut holders = vec![0_u8; config.num_hidden_layers];
     for layer in config.full_attn_layers.iter().chain(&config.kda_layers) {
         holders[layer - 1] += 1;
     }
-    for (index, count) in holders.into_iter().enumerate() {
-        let layer = index + 1;
-        match count {
-            0 => problems.push(ConfigProblem::LayerInNoList { layer }),
-            1 => {}
-            _ => problems.push(ConfigProblem::LayerInBothLists { layer }),
-        }
+    for (index, count) in holders.into_iter().enumerate().filter(|(_, count)| *count != 1) {
+        let lists = if count == 0 { "neither" } else { "both" };
+        let lists = format!("stands in {lists} of kda_layers and full_attn_layers");
+        problems.push(Problem::new(format!("layer {} (ONE-based)", index + 1), lists));
     }
 }

@@ -19,11 +19,13 @@ use rayon::prelude::*;
 use thiserror::Error;
 
 use super::{Checkpoint, Entry, NO_ENTRY, Note};
+use crate::Problem;
 use crate::foreign::Foreign;
 use crate::header::{Form, Header, NameResolver};
-use crate::index::{INDEX_FILE, IndexError, MAX_SHARDS, ShardIndex};
+use crate::index::{INDEX_FILE, MAX_SHARDS, ShardIndex};
+use crate::malformed::{Malformed, listing};
 use crate::name_table::NameTable;
-use crate::shard::{Shard, ShardError};
+use crate::shard::Shard;
 
 /// How many names a message lists before it only counts.
 const LISTED: usize = 8;
@@ -31,40 +33,13 @@ const LISTED: usize = 8;
 /// One way a folder is no usable checkpoint.
 #[derive(Debug, Error)]
 pub enum CheckpointError {
-    /// The folder is not there or cannot be listed.
-    #[error("{}: not a readable folder: {reason}", path.display())]
-    Folder {
-        /// The folder.
-        path: PathBuf,
-        /// What the system said.
-        reason: io::Error,
-    },
-    /// Neither an index nor a shard.
-    #[error("{}: no {INDEX_FILE} and no .safetensors file{}", path.display(), hint(unfinished))]
-    NoShards {
-        /// The folder.
-        path: PathBuf,
-        /// Unfinished downloads that lie there.
-        unfinished: Vec<String>,
-    },
-    /// More files than are ever opened at once.
-    #[error("{}: {count} .safetensors files, above the limit of {MAX_SHARDS}", path.display())]
-    TooManyShards {
-        /// The folder.
-        path: PathBuf,
-        /// How many.
-        count: usize,
-    },
-    /// The index is wrong in itself.
+    /// The folder, its index or a shard cannot be read, is wrong in itself, or contradicts another.
     #[error(transparent)]
-    Index(#[from] IndexError),
-    /// A shard cannot be opened or its header is wrong.
-    #[error(transparent)]
-    Shard(#[from] ShardError),
+    File(#[from] Malformed),
     /// Shards that the index, or the numbering of the files, says there are.
     #[error(
         "{}: {} of {total} missing: {}{}",
-        path.display(), missing.len(), listing(missing), hint(unfinished)
+        path.display(), missing.len(), first_of(missing), hint(unfinished)
     )]
     ShardsMissing {
         /// The folder.
@@ -76,79 +51,17 @@ pub enum CheckpointError {
         /// Unfinished downloads that lie there.
         unfinished: Vec<String>,
     },
-    /// The index maps a tensor to one shard, another one declares it.
-    #[error(
-        "{}: tensor {tensor:?} is mapped to {mapped}, but {declared} declares it", path.display()
-    )]
-    MappedElsewhere {
-        /// The index.
-        path: PathBuf,
-        /// The tensor.
-        tensor: String,
-        /// The shard by the index.
-        mapped: String,
-        /// The shard that has it.
-        declared: String,
-    },
-    /// The index maps a tensor to a shard, and no shard declares it.
-    #[error(
-        "{}: tensor {tensor:?} is mapped to {mapped}, which does not declare it; nor does another \
-         shard ({count} such in all)",
-        path.display()
-    )]
-    DeclaredNowhere {
-        /// The index.
-        path: PathBuf,
-        /// The first such tensor, in the order of the index.
-        tensor: String,
-        /// The shard by the index.
-        mapped: String,
-        /// How many such tensors there are.
-        count: usize,
-    },
-    /// A shard declares tensors that the index does not name.
-    #[error(
-        "{}: {shard} declares {count} tensor(s) that the index omits: {}",
-        path.display(), listing(tensors)
-    )]
-    NotInIndex {
-        /// The index.
-        path: PathBuf,
-        /// The first such shard.
-        shard: String,
-        /// The first such tensors.
-        tensors: Vec<String>,
-        /// How many such tensors the shard has.
-        count: usize,
-    },
-    /// Two shards declare the same tensor.
-    #[error("{}: tensor {tensor:?} stands in both {first} and {second}", path.display())]
-    InTwoShards {
-        /// The folder.
-        path: PathBuf,
-        /// The tensor.
-        tensor: String,
-        /// A shard that has it.
-        first: String,
-        /// Another one.
-        second: String,
-    },
 }
 
-fn listing(names: &[String]) -> String {
-    let shown = names.iter().take(LISTED).map(|name| name.escape_debug().to_string());
-    let mut text = shown.collect::<Vec<_>>().join(", ");
-    if names.len() > LISTED {
-        text.push_str(&format!(", … ({} more)", names.len() - LISTED));
-    }
-    text
+fn first_of(names: &[String]) -> String {
+    listing(&names[..names.len().min(LISTED)], names.len())
 }
 
 fn hint(unfinished: &[String]) -> String {
     if unfinished.is_empty() {
         return String::new();
     }
-    format!(" (unfinished downloads: {})", listing(unfinished))
+    format!(" (unfinished downloads: {})", first_of(unfinished))
 }
 
 /// What happens where shards are missing.
@@ -178,7 +91,7 @@ impl Checkpoint {
     /// Opens one file by itself (a dump, an evidence file).
     ///
     /// # Errors
-    /// [`CheckpointError::Shard`].
+    /// [`CheckpointError::File`].
     pub fn open_file(path: &Path) -> Result<Self, CheckpointError> {
         let folder = path.parent().unwrap_or(Path::new("")).to_owned();
         let mut build = Build::new(folder, NameTable::new());
@@ -206,7 +119,9 @@ struct Listing {
 
 impl Listing {
     fn read(folder: &Path) -> Result<Self, CheckpointError> {
-        let io_error = |reason| CheckpointError::Folder { path: folder.to_owned(), reason };
+        let io_error = |reason: io::Error| {
+            Problem::whole(format!("not a readable folder: {reason}")).in_file(folder)
+        };
         let mut found = Self { has_index: false, shards: Vec::new(), unfinished: Vec::new() };
         for entry in fs::read_dir(folder).map_err(io_error)? {
             // A name that is not UTF-8 cannot be in an index and ends in nothing we look for.
@@ -295,11 +210,14 @@ fn open_unindexed(
     missing: Missing,
 ) -> Result<Checkpoint, CheckpointError> {
     let path = folder.to_owned();
-    if listing.shards.is_empty() {
-        return Err(CheckpointError::NoShards { path, unfinished: listing.unfinished });
+    let count = listing.shards.len();
+    let refuse = |what: String| Err(Problem::whole(what).in_file(folder).into());
+    if count == 0 {
+        let hint = hint(&listing.unfinished);
+        return refuse(format!("no {INDEX_FILE} and no .safetensors file{hint}"));
     }
-    if listing.shards.len() > MAX_SHARDS {
-        return Err(CheckpointError::TooManyShards { path, count: listing.shards.len() });
+    if count > MAX_SHARDS {
+        return refuse(format!("{count} .safetensors files, above the limit of {MAX_SHARDS}"));
     }
     let absent = absent_by_numbering(&listing.shards);
     let total = listing.shards.len() + absent.len();
@@ -422,20 +340,20 @@ impl Build {
         numbers
     }
 
-    fn add_unindexed(&mut self, opened: (Shard, Header)) -> Result<(), CheckpointError> {
+    fn add_unindexed(&mut self, opened: (Shard, Header)) -> Result<(), Malformed> {
         let (shard, header) = opened;
         let forms = self.merge_forms(header.forms);
         self.entry_of_name.resize(self.names.len(), NO_ENTRY);
         for entry in header.entries {
             let place = &mut self.entry_of_name[entry.name_id as usize];
             if *place != NO_ENTRY {
-                let first = self.entries[*place as usize].shard as usize;
-                return Err(CheckpointError::InTwoShards {
-                    path: self.folder.clone(),
-                    tensor: self.names.name(entry.name_id).to_owned(),
-                    first: file_name(&self.shards[first]),
-                    second: file_name(&shard),
-                });
+                let first = &self.shards[self.entries[*place as usize].shard as usize];
+                let problem = in_two_shards(
+                    self.names.name(entry.name_id),
+                    &file_name(first),
+                    &file_name(&shard),
+                );
+                return Err(problem.in_file(&self.folder));
             }
             *place = self.entries.len() as u32;
             self.entries.push(Entry {
@@ -481,15 +399,17 @@ impl IndexedMerge<'_> {
         number: usize,
         opened: (Shard, Header),
         strangers: &NameTable,
-    ) -> Result<(), CheckpointError> {
+    ) -> Result<(), Malformed> {
         if !strangers.is_empty() {
-            let shown = (0..strangers.len().min(LISTED)).map(|id| strangers.name(id as u32));
-            return Err(CheckpointError::NotInIndex {
-                path: self.path.to_owned(),
-                shard: self.shard_names[number].clone(),
-                tensors: shown.map(str::to_owned).collect(),
-                count: strangers.len(),
-            });
+            let names = (0..strangers.len()).map(|id| strangers.name(id as u32).to_owned());
+            let names: Vec<String> = names.take(LISTED).collect();
+            let what = format!(
+                "{} declares {} tensor(s) that the index omits: {}",
+                self.shard_names[number],
+                strangers.len(),
+                listing(&names, strangers.len())
+            );
+            return Err(Problem::whole(what).in_file(self.path));
         }
         let (shard, header) = opened;
         let forms = build.merge_forms(header.forms);
@@ -512,19 +432,16 @@ impl IndexedMerge<'_> {
     }
 
     /// Judges what only all shards together show.
-    fn finish(&self, build: &Build, absent: &[String]) -> Result<(), CheckpointError> {
+    fn finish(&self, build: &Build, absent: &[String]) -> Result<(), Malformed> {
         let mapped = |name: usize| &self.shard_names[usize::from(self.shard_of_name[name])];
         if let Some(&(name_id, number)) = self.elsewhere.first() {
-            let tensor = build.names.name(name_id).to_owned();
-            let declared = self.shard_names[number].clone();
-            let mapped = mapped(name_id as usize).clone();
+            let tensor = build.names.name(name_id);
+            let (mapped, declared) = (mapped(name_id as usize), &self.shard_names[number]);
             if build.entry_of_name[name_id as usize] != NO_ENTRY {
-                let path = build.folder.clone();
-                let (first, second) = (mapped, declared);
-                return Err(CheckpointError::InTwoShards { path, tensor, first, second });
+                return Err(in_two_shards(tensor, mapped, declared).in_file(&build.folder));
             }
-            let path = self.path.to_owned();
-            return Err(CheckpointError::MappedElsewhere { path, tensor, mapped, declared });
+            let what = format!("is mapped to {mapped}, but {declared} declares it");
+            return Err(Problem::in_tensor(tensor, what).in_file(self.path));
         }
         let lost = |&name: &usize| {
             build.entry_of_name[name] == NO_ENTRY && absent.binary_search(mapped(name)).is_err()
@@ -532,13 +449,19 @@ impl IndexedMerge<'_> {
         let Some(first) = (0..build.entry_of_name.len()).find(lost) else {
             return Ok(());
         };
-        Err(CheckpointError::DeclaredNowhere {
-            path: self.path.to_owned(),
-            tensor: build.names.name(first as u32).to_owned(),
-            mapped: mapped(first).clone(),
-            count: (first..build.entry_of_name.len()).filter(lost).count(),
-        })
+        let count = (first..build.entry_of_name.len()).filter(lost).count();
+        let what = format!(
+            "is mapped to {}, which does not declare it; nor does another shard ({count} such in \
+             all)",
+            mapped(first)
+        );
+        Err(Problem::in_tensor(build.names.name(first as u32), what).in_file(self.path))
     }
+}
+
+/// A tensor that two shards declare.
+fn in_two_shards(tensor: &str, first: &str, second: &str) -> Problem {
+    Problem::in_tensor(tensor, format!("is declared by both {first} and {second}"))
 }
 
 fn file_name(shard: &Shard) -> String {

@@ -22,7 +22,7 @@ use crate::model::{Engine, EngineError, EngineOptions, Shape, Weights};
 use k3_cache::policy::PolicyName;
 use k3_checkpoint::BindError;
 use k3_checkpoint::config::ConfigError;
-use k3_checkpoint::identity::{Identity, IdentityError, identity};
+use k3_checkpoint::identity::{Identity, identity};
 use k3_checkpoint::plan::visit_layer;
 use k3_checkpoint::{Binding, Checkpoint, CheckpointError, ReadError};
 use k3_core::config::RawConfig;
@@ -76,9 +76,6 @@ pub enum ModelError {
     /// A file.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// The identity.
-    #[error(transparent)]
-    Identity(#[from] IdentityError),
 }
 
 /// A checkpoint and what follows from its headers.

@@ -11,7 +11,7 @@ use std::path::Path;
 use super::{Finding, Findings};
 use k3_checkpoint::foreign::{Foreign, SNIFF_BYTES};
 use k3_checkpoint::name_table::NameTable;
-use k3_checkpoint::shard::{Shard, ShardError};
+use k3_checkpoint::shard::Shard;
 use k3_core::config::RawConfig;
 use k3_synth::{Layout, Overrides, Preset, SynthError, SynthModel};
 
@@ -46,7 +46,7 @@ pub fn look(folder: &Path) -> io::Result<Files> {
                     files.shards.insert(name.clone(), shard.file_bytes());
                     None
                 }
-                Err(error) => Some(reason(&error)),
+                Err(error) => Some(error.problem.to_string()),
             }
         } else {
             sniff(&path).map(|foreign| foreign.to_string())
@@ -56,12 +56,6 @@ pub fn look(folder: &Path) -> io::Result<Files> {
         }
     }
     Ok(files)
-}
-
-/// The error without the path, which stands beside it.
-fn reason(error: &ShardError) -> String {
-    let text = error.to_string();
-    text.split_once(".safetensors: ").map_or(text.clone(), |(_, reason)| reason.to_owned())
 }
 
 /// What another file turns out to be; folders and unreadable ones are not looked into.

@@ -15,9 +15,9 @@ use thiserror::Error;
 
 use crate::layers::parts::places;
 use crate::report::layers::Part;
-use k3_checkpoint::index::{INDEX_FILE, IndexError, ShardIndex};
+use k3_checkpoint::index::{INDEX_FILE, ShardIndex};
 use k3_checkpoint::plan::{visit_layer, visit_model};
-use k3_checkpoint::{Checkpoint, CheckpointError, LayerKind, MlpKind, ModelShape};
+use k3_checkpoint::{Checkpoint, CheckpointError, LayerKind, Malformed, MlpKind, ModelShape};
 use k3_synth::{Layout, Overrides, Preset, SynthError, SynthModel};
 
 /// Why there is no plan.
@@ -28,7 +28,7 @@ pub enum PlanError {
     Checkpoint(#[from] CheckpointError),
     /// The folder's index.
     #[error(transparent)]
-    Index(#[from] IndexError),
+    Index(#[from] Malformed),
     /// The release's own layout.
     #[error(transparent)]
     Release(#[from] SynthError),

@@ -6,7 +6,6 @@ use std::path::PathBuf;
 use thiserror::Error;
 
 use k3_checkpoint::ReadError;
-use k3_checkpoint::identity::IdentityError;
 
 /// One way a pack cannot be made or used.
 #[derive(Debug, Error)]
@@ -80,7 +79,4 @@ pub enum PackError {
     /// The checkpoint cannot be read.
     #[error(transparent)]
     Read(#[from] ReadError),
-    /// The checkpoint has no identity.
-    #[error(transparent)]
-    Identity(#[from] IdentityError),
 }
