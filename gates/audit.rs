@@ -1,32 +1,12 @@
 //! `inspect`, `check` and `plan RANGE` from outside: what they say of a whole checkpoint, of every
 //! kind of damage, and of the replica of the release.
 
-#![allow(clippy::unwrap_used, clippy::print_stdout)] // a test that cannot read its input fails
-
-use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use k3_checkpoint::Checkpoint;
-use serde_json::Value;
 
-#[track_caller]
-fn expect(arguments: &[&str], code: i32) -> (String, String) {
-    let output = Command::new(env!("CARGO_BIN_EXE_k3-verify"))
-        .args(arguments)
-        .env_remove("K3_MODEL")
-        .output()
-        .unwrap();
-    let stdout = String::from_utf8(output.stdout).unwrap();
-    let stderr = String::from_utf8(output.stderr).unwrap();
-    assert_eq!(output.status.code(), Some(code), "{arguments:?}\n{stdout}\n{stderr}");
-    assert!(!stderr.contains("panicked"), "{stderr}");
-    (stdout, stderr)
-}
-
-fn text(path: &Path) -> &str {
-    path.to_str().unwrap()
-}
+use super::support::{arg, expect, overwrite, scratch};
 
 /// A small checkpoint in six shards, made by `synth`.
 struct Model {
@@ -38,7 +18,7 @@ impl Model {
     fn new() -> Self {
         let folder = tempfile::tempdir().unwrap();
         let path = folder.path().join("model");
-        expect(&["synth", text(&path), "--layers", "4", "--probe", "0"], 0);
+        expect(&["synth", arg(&path), "--layers", "4", "--probe", "0"], 0);
         Self { _folder: folder, path }
     }
 
@@ -48,17 +28,13 @@ impl Model {
 
     /// Overwrites bytes of a tensor.
     fn poke(&self, name: &str, at: u64, bytes: &[u8]) {
-        let checkpoint = Checkpoint::open(&self.path).unwrap();
-        let info = checkpoint.tensor(name).unwrap();
-        let path = checkpoint.shard_path(info.shard);
-        let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
-        file.write_all_at(bytes, info.offset + at).unwrap();
+        overwrite(&self.path, name, at, bytes);
     }
 
     /// Runs `check`: code 1, and every part stands in the report.
     #[track_caller]
     fn damaged(&self, parts: &[&str]) {
-        let (stdout, _) = expect(&["check", text(&self.path)], 1);
+        let stdout = expect(&["check", arg(&self.path)], 1).stdout;
         assert!(stdout.contains("DAMAGED"), "{stdout}");
         for part in parts {
             assert!(stdout.contains(part), "{part:?} is not in\n{stdout}");
@@ -72,8 +48,8 @@ const LAYER: &str = "language_model.model.layers.";
 #[test]
 fn a_sound_checkpoint_has_no_damage() {
     let model = Model::new();
-    let (stdout, _) = expect(&["check", text(&model.path), "--cross-read", "--format", "json"], 0);
-    let report: Value = serde_json::from_str(&stdout).unwrap();
+    let command = ["check", arg(&model.path), "--cross-read", "--format", "json"];
+    let report = expect(&command, 0).json();
     let verdict = |id: &str| {
         let checks = report["checks"].as_array().unwrap();
         checks.iter().find(|row| row["id"] == id).unwrap()["verdict"].clone()
@@ -123,10 +99,10 @@ fn c09_shards_cut_short_are_each_named() {
 fn c10_an_absent_shard_is_incomplete_and_inspect_says_what_lacks() {
     let model = Model::new();
     std::fs::remove_file(model.shard(3)).unwrap();
-    let (stdout, _) = expect(&["check", text(&model.path), "--cross-read"], 4);
+    let stdout = expect(&["check", arg(&model.path), "--cross-read"], 4).stdout;
     assert!(stdout.contains("model-00003-of-000005.safetensors"), "{stdout}");
     assert!(stdout.contains("layer 2: ") && stdout.contains("INCOMPLETE"), "{stdout}");
-    let (stdout, _) = expect(&["inspect", text(&model.path)], 0);
+    let stdout = expect(&["inspect", arg(&model.path)], 0).stdout;
     assert!(stdout.contains("layers complete: 3 of 4"), "{stdout}");
     assert!(stdout.contains("1 missing shards: model-00003-of-000005"), "{stdout}");
 }
@@ -164,7 +140,7 @@ fn damaged_values_are_located() {
     // Minus zero is zero too.
     model.poke(&codes, 0, &vec![0x88; bytes]);
     model.damaged(&["layer 3, expert 0, w1, every code is zero"]);
-    let (stdout, _) = expect(&["inspect", text(&model.path), "--tensor", &codes], 0);
+    let stdout = expect(&["inspect", arg(&model.path), "--tensor", &codes], 0).stdout;
     assert!(stdout.contains("ALL ZERO"), "{stdout}");
 
     let model = Model::new();
@@ -186,7 +162,7 @@ fn whole_files_are_held_against_a_list_of_digests() {
     let list = model.path.join("list.txt");
     let line = |digest: &str| format!("{digest}  model-00001-of-000005.safetensors\n");
     let right = digest(&model.shard(1));
-    let arguments = ["check", text(&model.path), "--headers-only", "--sha256", text(&list)];
+    let arguments = ["check", arg(&model.path), "--headers-only", "--sha256", arg(&list)];
     for (content, code) in [
         (line(&right), 0),
         (line(&"0".repeat(64)), 1),
@@ -206,12 +182,12 @@ fn bad_folders_and_patterns_have_their_codes() {
     for command in ["inspect", "check"] {
         expect(&[command], 2);
         expect(&[command, "/nonexistent/model"], 3);
-        expect(&[command, text(&model.shard(1))], 3);
+        expect(&[command, arg(&model.shard(1))], 3);
     }
-    expect(&["inspect", text(&model.path), "--tensor", "no.such.tensor*"], 4);
+    expect(&["inspect", arg(&model.path), "--tensor", "no.such.tensor*"], 4);
     std::fs::remove_file(model.path.join("config.json")).unwrap();
     for command in ["inspect", "check"] {
-        let (_, error) = expect(&[command, text(&model.path)], 3);
+        let error = expect(&[command, arg(&model.path)], 3).stderr;
         assert!(error.starts_with("error: ") && error.contains("config.json"), "{error}");
     }
 }
@@ -219,10 +195,9 @@ fn bad_folders_and_patterns_have_their_codes() {
 /// A09, A16, C17 on the replica of the release: counts, expert bytes, layers not counted twice.
 #[test]
 fn the_replica_of_the_release_is_counted_right() {
-    let folder = tempfile::tempdir().unwrap();
-    let model = folder.path().join("replica");
-    expect(&["synth", text(&model), "--sparse"], 0);
-    let (stdout, _) = expect(&["inspect", text(&model)], 0);
+    let (_folder, model) = scratch("replica");
+    expect(&["synth", arg(&model), "--sparse"], 0);
+    let stdout = expect(&["inspect", arg(&model)], 0).stdout;
     for part in [
         "69 KDA + 24 MLA = 93 layers; dense MLP in 1 of them",
         "896 routed experts, 16 of a token, 2 shared; 92 MoE layers x 896",
@@ -231,10 +206,10 @@ fn the_replica_of_the_release_is_counted_right() {
     ] {
         assert!(stdout.contains(part), "{part}\n{stdout}");
     }
-    let (stdout, _) = expect(&["check", text(&model), "--headers-only"], 0);
+    let stdout = expect(&["check", arg(&model), "--headers-only"], 0).stdout;
     assert!(stdout.contains("96 published sizes"), "{stdout}");
-    let json = ["plan", "0..92", "--parts", "16", "--model", text(&model), "--format", "json"];
-    let ours: Value = serde_json::from_str(&expect(&json, 0).0).unwrap();
+    let json = ["plan", "0..92", "--parts", "16", "--model", arg(&model), "--format", "json"];
+    let ours = expect(&json, 0).json();
     let parts = ours["parts"].as_array().unwrap();
     assert_eq!(parts.len(), 16);
     let layers: Vec<u64> = parts
@@ -245,7 +220,7 @@ fn the_replica_of_the_release_is_counted_right() {
     assert_eq!(layers, (0..93).collect::<Vec<u64>>());
     // The release planned without a folder is the same plan.
     let without = ["plan", "0..92", "--parts", "16", "--format", "json"];
-    let released: Value = serde_json::from_str(&expect(&without, 0).0).unwrap();
+    let released = expect(&without, 0).json();
     assert_eq!(released["parts"], ours["parts"]);
     // Two shards wrong in opposite directions keep the sum.
     for (number, change) in [(2_usize, 1_i64), (3, -1)] {
@@ -254,7 +229,7 @@ fn the_replica_of_the_release_is_counted_right() {
         let length = file.metadata().unwrap().len() as i64;
         file.set_len((length + change) as u64).unwrap();
     }
-    let (stdout, _) = expect(&["check", text(&model), "--headers-only"], 1);
+    let stdout = expect(&["check", arg(&model), "--headers-only"], 1).stdout;
     assert!(stdout.contains("model-00002-of-000096") && stdout.contains("model-00003-of-000096"));
 }
 
@@ -269,12 +244,12 @@ fn plans_refuse_what_they_cannot_split_and_emit_scripts() {
     ] {
         expect(arguments, 2);
     }
-    let (urls, _) = expect(&["plan", "0..3", "--emit", "urls", "--base-url", "http://h/x/"], 0);
+    let urls = expect(&["plan", "0..3", "--emit", "urls", "--base-url", "http://h/x/"], 0).stdout;
     let urls: Vec<&str> = urls.lines().collect();
     assert_eq!(urls.len(), 6);
     assert_eq!(urls[0], "http://h/x/config.json");
     assert_eq!(urls[5], "http://h/x/model-00004-of-000096.safetensors");
-    let (script, _) = expect(&["plan", "0..92", "--parts", "4", "--emit", "script"], 0);
+    let script = expect(&["plan", "0..92", "--parts", "4", "--emit", "script"], 0).stdout;
     assert!(script.contains("#SBATCH --array=1-4"), "{script}");
     let mut child =
         Command::new("bash").arg("-n").stdin(std::process::Stdio::piped()).spawn().unwrap();

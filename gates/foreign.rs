@@ -8,6 +8,7 @@
 #![allow(clippy::unwrap_used)]
 #![allow(clippy::print_stdout, reason = "the engine prints its ids")]
 
+#[allow(dead_code, reason = "written for all targets; `integration` uses all of it")]
 mod support;
 
 use k3_gates::subject::Opening;
@@ -15,6 +16,7 @@ use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
+use crate::support::scratch;
 use k3_core::Precision;
 use k3_core::config::MLA_NORM_EPS;
 use k3_core::stages::{NoStages, StageDump, StageSink, StageValues};
@@ -187,8 +189,7 @@ fn command(options: &str) -> String {
 
 /// The shipped sets as folders, written out once per test.
 fn sets() -> (tempfile::TempDir, PathBuf, PathBuf) {
-    let folder = tempfile::tempdir().unwrap();
-    let out = folder.path().join("sets");
+    let (folder, out) = scratch("sets");
     expect(&["export", "--sets", arg(&out)], 0);
     (folder, out.join("tiny"), out.join("mild"))
 }
@@ -196,7 +197,7 @@ fn sets() -> (tempfile::TempDir, PathBuf, PathBuf) {
 fn gates(set: &Path, options: &str, more: &[&str], code: i32) -> String {
     let command = command(options);
     let arguments = ["gates", "--evidence", arg(set), "--engine-cmd", &command];
-    expect(&[&arguments[..], more].concat(), code).0
+    expect(&[&arguments[..], more].concat(), code).stdout
 }
 
 fn right_engines() {
@@ -259,7 +260,7 @@ fn dump_locates() {
         .unwrap();
     assert!(status.status.success());
     expect(&["dump", arg(&model), "--ids", ids, "--by", "reference", arg(&exact)], 0);
-    let (report, _) = expect(&["compare", arg(&dump), arg(&exact)], 1);
+    let report = expect(&["compare", arg(&dump), arg(&exact)], 1).stdout;
     assert!(report.contains("first divergence: layers.0.kda.v"), "{report}");
 }
 
@@ -310,7 +311,7 @@ fn misbehaviour() {
     let sleeper = "sh -c 'sleep 60' {model} {ids} {gen} {logits}";
     let arguments = ["gates", "--evidence", set, "--only", "greedy", "--engine-timeout", "1"];
     let slow = [&arguments[..], &["--engine-cmd", sleeper]].concat();
-    let (report, _) = expect(&slow, 1);
+    let report = expect(&slow, 1).stdout;
     assert!(report.contains("did not end within 1 s"), "{report}");
 }
 

@@ -1,8 +1,6 @@
 //! The least detectable errors: the perturbed engine without an error is the engine, and the
 //! committed table is what comes out now.
 
-#![allow(clippy::unwrap_used)]
-
 use std::path::Path;
 
 use k3_core::config::MLA_NORM_EPS;

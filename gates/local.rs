@@ -2,8 +2,6 @@
 //! the oracle, the engine), they are not vacuous, a value moved by a hundredth is flagged where it
 //! stands, and every wrong formula is seen.
 
-#![allow(clippy::unwrap_used)] // a test that cannot read its input fails
-
 use k3_core::choice::Choice as _;
 use k3_engine::kernels::table::Kernels;
 use std::collections::{BTreeMap, BTreeSet};
@@ -15,7 +13,6 @@ use k3_core::config::MLA_NORM_EPS;
 use k3_core::stages::{NoStages, Stage, StageDump, StageKey, StageSink, StageValues};
 use k3_engine::model::{Engine, EngineOptions, EngineSequence, Shape};
 use k3_gates::evidence::EvidenceSet;
-use k3_gates::fixtures::Fixtures;
 use k3_reference::local::{
     Arithmetic, Basis, Local, LocalStage, LocalValues, Skipped, SubjectResidual, recompute,
     recompute_layer,
@@ -26,20 +23,19 @@ use k3_reference::rounding::{RoundedStages, rounded_formulas};
 use k3_reference::{AsComputed, Model, Pass, RELEASED, Residual, StageHook};
 use rayon::prelude::*;
 
+use super::support::fixture;
+
 /// The tiny set with the reference opened on it.
 struct Tiny {
     set: EvidenceSet,
     model: Model,
-    // Removes the unpacked files when it goes.
-    _fixtures: Fixtures,
 }
 
 impl Tiny {
     fn open() -> Self {
-        let fixtures = Fixtures::embedded().unwrap();
-        let set = EvidenceSet::open("tiny", &fixtures.root.join("tiny")).unwrap();
+        let set = EvidenceSet::open("tiny", &fixture("tiny")).unwrap();
         let model = Model::open(&set.model_dir, MLA_NORM_EPS).unwrap();
-        Self { set, model, _fixtures: fixtures }
+        Self { set, model }
     }
 
     /// The reference as subject, on the first `rows` of the full ids.
@@ -237,8 +233,8 @@ fn another_epsilon_in_the_low_rank_norms_is_seen_at_their_stages_alone() {
     assert_eq!(failing, expected);
 }
 
-/// Mutants that a dump of a few right inputs cannot show, and why.
-const OUT_OF_SIGHT: [(&str, &str); 6] = [
+/// Mutants of the reference that a few right inputs of the tiny oracle cannot show, and why.
+pub const OUT_OF_SIGHT: [(&str, &str); 6] = [
     ("decay-padding-not-checked", "the padding is right"),
     ("mxfp4-nan-scale-is-zero", "no scale is NaN"),
     ("mxfp4-nan-scale-is-a-power", "no scale is NaN"),

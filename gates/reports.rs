@@ -4,12 +4,10 @@
 //! The reference computes with the platform's f64 functions, whose last bits differ between
 //! processors: its numbers are masked. The engine's are bits of the contract and stay.
 
-#![allow(clippy::unwrap_used)]
-
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::sync::LazyLock;
 
-use assert_cmd::Command;
 use k3_core::clauses;
 use k3_core::config::MLA_NORM_EPS;
 use k3_gates::fixtures::Fixtures;
@@ -19,29 +17,19 @@ use k3_gates::report::mutants::MutantReport;
 use k3_gates::report::mutants_page;
 use k3_gates::runner;
 use k3_gates::subjects;
-use k3_render::json;
 use serde_json::Value;
 
-/// Compares with the committed file of that name.
-fn snapshot(name: &str, content: &str) {
-    let mut settings = insta::Settings::clone_current();
-    settings.set_snapshot_path("../reports/gates");
-    settings.set_prepend_module_to_snapshot(false);
-    settings.set_omit_expression(true);
-    settings.bind(|| insta::assert_snapshot!(name, content));
-}
+use super::support::{arg, expect, files_in, json, snapshot};
 
-/// The folder that `gates --out` fills, made once.
-static LADDER: LazyLock<tempfile::TempDir> = LazyLock::new(|| {
+/// The files that `gates --out` writes, made once.
+static LADDER: LazyLock<BTreeMap<String, Vec<u8>>> = LazyLock::new(|| {
     let folder = tempfile::tempdir().unwrap();
-    let mut command = Command::cargo_bin("k3-verify").unwrap();
-    command.args(["gates", "--threads", "2", "--out"]).arg(folder.path());
-    command.assert().success();
-    folder
+    expect(&["gates", "--threads", "2", "--out", arg(folder.path())], 0);
+    files_in(folder.path())
 });
 
-fn written(name: &str) -> String {
-    std::fs::read_to_string(LADDER.path().join(name)).unwrap()
+fn written(name: &str) -> &'static str {
+    str::from_utf8(&LADDER[name]).unwrap()
 }
 
 /// The line up to its first number that comes from the platform's functions.
@@ -60,13 +48,13 @@ fn the_text_of_the_ladder() {
         .lines()
         .map(|line| if line.contains(" reference ") { masked(line) } else { line.to_owned() })
         .collect();
-    snapshot("ladder-text", &lines.join("\n"));
+    snapshot("gates", "ladder-text", &lines.join("\n"));
 }
 
 /// Every row with verdict and summary, and of the engine's comparisons name and ratio.
 #[test]
 fn the_json_of_the_ladder() {
-    let mut report: Value = serde_json::from_str(&written("report.json")).unwrap();
+    let mut report = json(written("report.json"));
     assert!(report["provenance"]["seconds"].is_number());
     report.as_object_mut().unwrap().remove("provenance");
     for row in report["gates"].as_array_mut().unwrap() {
@@ -84,7 +72,7 @@ fn the_json_of_the_ladder() {
             row.insert("comparisons".to_owned(), short.into());
         }
     }
-    snapshot("ladder-json", &json::to_text(&report).unwrap());
+    snapshot("gates", "ladder-json", &k3_render::json::to_text(&report).unwrap());
 }
 
 /// The engine's plots are functions of its bits; page and plots must be what the report says.
@@ -107,9 +95,7 @@ fn the_plots_and_the_page_of_the_ladder() {
 #[test]
 fn the_ratchet_names_what_the_ladder_compares() {
     let file = tempfile::NamedTempFile::new().unwrap();
-    let mut command = Command::cargo_bin("k3-verify").unwrap();
-    command.args(["gates", "--write-ratchet"]).arg(file.path());
-    command.assert().success();
+    expect(&["gates", "--write-ratchet", arg(file.path())], 0);
     let now: Ratchet = serde_json::from_slice(&std::fs::read(file.path()).unwrap()).unwrap();
     let recorded = Ratchet::shipped();
     assert!(now.ratios.keys().eq(recorded.ratios.keys()), "write the ratchet anew");
@@ -132,7 +118,7 @@ fn the_report_of_a_kill_matrix() {
     assert_eq!(report.survivors, 0);
     // Two clauses are covered: a matrix of three mutants cannot conform.
     assert_eq!(report.exit_code, 1);
-    snapshot("kill-matrix-text", &report.text());
+    snapshot("gates", "kill-matrix-text", &report.text());
     let plots = mutants_page::plots(&report).unwrap();
     let page = mutants_page::page(&report, &plots);
     assert!(page.contains("l2norm-on-v") && page.contains("<svg"), "{page}");

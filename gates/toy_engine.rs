@@ -2,8 +2,6 @@
 //! takes. The engine is a toy with an honest answer: it gives logits in f32 and nothing else, and
 //! computes them with the f64 reference.
 
-#![allow(clippy::unwrap_used)]
-
 use k3_core::config::MLA_NORM_EPS;
 use k3_core::stages::NoStages;
 use k3_gates::outcome::Verdict;

@@ -1,5 +1,6 @@
 //! Single operations on values worked out by hand or taken from the trials.
 
+use approx::assert_abs_diff_eq;
 use k3_engine::kernels::kda::DecayInputs;
 use k3_engine::kernels::rows::Row;
 use k3_engine::kernels::table::Kernels;
@@ -18,9 +19,7 @@ fn log_decay(z: &[f32], a_log: f32) -> Vec<f32> {
 #[test]
 fn a01_decay_is_bound_times_sigmoid() {
     let g = log_decay(&[-1.0, 0.0, 1.0], 0.0);
-    for (g, expected) in g.iter().zip([-1.344_707, -2.5, -3.655_293]) {
-        assert!((g - expected).abs() < 1e-6, "{g} against {expected}");
-    }
+    assert_abs_diff_eq!(g[..], [-1.344_707, -2.5, -3.655_293], epsilon = 1e-6);
 }
 
 /// A02: `dt_bias` is per channel and `A_log` per head: one changed channel moves one channel.
@@ -54,7 +53,7 @@ fn a07_output_gate_is_a_sigmoid_after_the_norm() {
     for (gate, expected) in [(0.0, 0.5), (-3.0, 0.047_426)] {
         let (mut o, mut gate) = ([2.0_f32], [gate]);
         (KERNELS.gated_norm)(&KERNELS, &mut o, (&[1.0], 0.0), &mut gate);
-        assert!((o[0] - expected).abs() < 1e-6, "{}", o[0]);
+        assert_abs_diff_eq!(o[0], expected, epsilon = 1e-6);
     }
 }
 
@@ -70,7 +69,7 @@ fn situ_caps_and_uncapped_gate() {
     assert_eq!(situ(1e9, 1e9), 100.0);
     assert_eq!(situ(1e9, -1e9), -100.0);
     // 4·tanh(2)·σ(8)·25·tanh(0.2), from a calculation with 30 digits; a capped σ gives 18.633.
-    assert!((situ(8.0, 5.0) - 19.021_144).abs() < 1e-5, "{}", situ(8.0, 5.0));
+    assert_abs_diff_eq!(situ(8.0, 5.0), 19.021_144, epsilon = 1e-5);
     // The width is no multiple of the block.
     let mut out = vec![0.0; 131];
     (KERNELS.situ)(&KERNELS, &[8.0; 131], &[5.0; 131], caps, &mut out);

@@ -1,13 +1,14 @@
 //! Equal bits whatever the threads, chunks, interleaving and carrying of state (A11).
 
-use super::tiny::{Tiny, bits};
+use crate::support::bits;
+use crate::support::engine::Tiny;
 use k3_engine::kernels::path::KernelPath;
 use k3_engine::model::{EngineOptions, EngineSequence};
 
 /// Threads 1, 2, 3, 8 and chunks 1, 3, 7, all.
 #[test]
 fn threads_and_chunks_change_no_bit() {
-    let Some(tiny) = Tiny::open() else { return };
+    let tiny = Tiny::open();
     let run = |threads, chunk_tokens| {
         let options = EngineOptions { threads, chunk_tokens };
         bits(&EngineSequence::new(tiny.engine(options)).feed(&tiny.full_ids).unwrap())
@@ -23,7 +24,7 @@ fn threads_and_chunks_change_no_bit() {
 /// Every kernel path of this processor against the scalar one, prefill and single tokens.
 #[test]
 fn kernel_paths_change_no_bit() {
-    let Some(tiny) = Tiny::open() else { return };
+    let tiny = Tiny::open();
     let run = |path, chunk_tokens| {
         let options = EngineOptions { threads: 2, chunk_tokens };
         let engine = tiny.engine_on(path, options);
@@ -40,7 +41,7 @@ fn kernel_paths_change_no_bit() {
 /// A05, A06: the state cloned out, used for something else, and put back, at every position.
 #[test]
 fn a06_state_taken_out_and_put_back_at_every_position() {
-    let Some(tiny) = Tiny::open() else { return };
+    let tiny = Tiny::open();
     let engine = tiny.engine(EngineOptions::default());
     let ids = &tiny.full_ids;
     let whole = bits(&EngineSequence::new(engine.clone()).feed(ids).unwrap());
@@ -60,7 +61,7 @@ fn a06_state_taken_out_and_put_back_at_every_position() {
 /// A05: two sequences interleaved know nothing of each other.
 #[test]
 fn a05_interleaved_sequences_do_not_meet() {
-    let Some(tiny) = Tiny::open() else { return };
+    let tiny = Tiny::open();
     let engine = tiny.engine(EngineOptions { threads: 2, ..EngineOptions::default() });
     let (p, q): (Vec<u32>, Vec<u32>) =
         (tiny.full_ids.clone(), tiny.full_ids.iter().rev().copied().collect());
@@ -79,7 +80,7 @@ fn a05_interleaved_sequences_do_not_meet() {
 /// A04, A19: prompts of 1 to 5 ids, each followed by single tokens, against full recomputation.
 #[test]
 fn a04_a19_short_prompts_then_single_tokens() {
-    let Some(tiny) = Tiny::open() else { return };
+    let tiny = Tiny::open();
     let engine = tiny.engine(EngineOptions::default());
     for prompt in 1..=5 {
         let mut sequence = EngineSequence::new(engine.clone());

@@ -2,7 +2,8 @@
 
 use std::sync::Arc;
 
-use super::tiny::{Tiny, bits};
+use crate::support::bits;
+use crate::support::engine::Tiny;
 use k3_engine::kernels::table::Kernels;
 use k3_engine::model::{Engine, EngineError, EngineOptions, EngineSequence, Shape};
 
@@ -23,7 +24,7 @@ fn changed(
 /// A NaN that reaches the logits is an error with position and count, and the state is spent.
 #[test]
 fn a_nan_weight_is_an_error_and_never_a_token() {
-    let Some(mut tiny) = Tiny::open() else { return };
+    let mut tiny = Tiny::open();
     // The last layer's output projection, one NaN: every logit from position 0 on.
     let name = format!("{LAYER}12.self_attn.o_proj.weight");
     let mut sequence =
@@ -41,7 +42,7 @@ fn a_nan_weight_is_an_error_and_never_a_token() {
 /// NaN and infinity in the final norm and in one row of the head.
 #[test]
 fn non_finite_logits_name_position_and_count() {
-    let Some(mut tiny) = Tiny::open() else { return };
+    let mut tiny = Tiny::open();
     let name = "language_model.lm_head.weight";
     for pattern in [[0xC0, 0x7F], [0x80, 0x7F], [0x80, 0xFF]] {
         let mut sequence =
@@ -57,7 +58,7 @@ fn non_finite_logits_name_position_and_count() {
 /// A NaN in the table is met only by the token that reads it: the one before it is fine.
 #[test]
 fn a_nan_embedding_row_is_found_at_its_position() {
-    let Some(mut tiny) = Tiny::open() else { return };
+    let mut tiny = Tiny::open();
     let (fine, damaged) = (tiny.prompt_ids[0], tiny.prompt_ids[1]);
     let place = damaged as usize * 128 * 2;
     let name = "language_model.model.embed_tokens.weight";
@@ -72,7 +73,7 @@ fn a_nan_embedding_row_is_found_at_its_position() {
 /// Subnormal and huge embedding rows flow through: the norms bring them back.
 #[test]
 fn subnormal_and_huge_rows_give_finite_logits() {
-    let Some(mut tiny) = Tiny::open() else { return };
+    let mut tiny = Tiny::open();
     let id = tiny.prompt_ids[0];
     let place = id as usize * 128 * 2;
     let name = "language_model.model.embed_tokens.weight";
@@ -90,7 +91,7 @@ fn subnormal_and_huge_rows_give_finite_logits() {
 /// Q4: scale byte 255 is named by layer, expert, matrix, row and group; 0 and 254 are numbers.
 #[test]
 fn q4_a_nan_scale_is_refused_with_its_place() {
-    let Some(mut tiny) = Tiny::open() else { return };
+    let mut tiny = Tiny::open();
     let name = format!("{LAYER}3.block_sparse_moe.experts.5.w3.weight_scale");
     let error = changed(&mut tiny, &name, |bytes| bytes[2 * 7 + 1] = 255).unwrap_err();
     let text = "layer 3 expert 5 w3: scale byte 255 (NaN) in row 7, group 1";
@@ -101,7 +102,7 @@ fn q4_a_nan_scale_is_refused_with_its_place() {
 /// K8: a non-zero tail of A_log; A08: a missing norm.
 #[test]
 fn a08_k8_missing_and_damaged_tensors_are_named() {
-    let Some(mut tiny) = Tiny::open() else { return };
+    let mut tiny = Tiny::open();
     let name = format!("{LAYER}4.self_attn.A_log");
     let error = changed(&mut tiny, &name, |bytes| bytes[4 * 9 + 3] = 0x3F).unwrap_err();
     assert!(matches!(error, EngineError::ALogTail { index: 9, .. }), "{error}");
@@ -130,7 +131,7 @@ fn a08_k8_missing_and_damaged_tensors_are_named() {
 /// Ids outside the vocabulary and foreign states are refused before anything is computed.
 #[test]
 fn wrong_ids_and_foreign_states_are_refused() {
-    let Some(tiny) = Tiny::open() else { return };
+    let tiny = Tiny::open();
     let mut sequence = EngineSequence::new(tiny.engine(EngineOptions::default()));
     let error = sequence.feed(&[1, 256]).unwrap_err();
     assert!(matches!(error, EngineError::TokenId { id: 256, position: 1, vocabulary: 256 }));

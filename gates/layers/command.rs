@@ -6,57 +6,28 @@ use k3_gates::evidence::EvidenceSet;
 use k3_gates::outcome::Verdict;
 use k3_gates::report::layers::{LayerRow, LayersProvenance, LayersReport};
 
-use super::{IDS, Tiny, expect, report, text};
+use super::Tiny;
+use crate::support::proof::{IDS, all_layers_pass, read_report, report};
+use crate::support::{Ran, arg, expect, read_json, scratch, tiny};
 
 /// A reference or an engine that reads another tensor, an input that does not fit, a bound that
 /// forgets a rounding at magnitudes the ladder never has.
 #[test]
 fn all_layers_pass_with_synthetic_and_with_chained_input() {
-    let tiny = Tiny::open();
-    let model = tiny.model();
-    let external = std::env::var_os("K3_EXTERNAL").map(std::path::PathBuf::from);
-    let mut models = vec![model];
-    match external {
-        Some(external) => models.push(external.join("tiny-k3-a/model")),
-        None => println!("tiny-k3-a: NOT RUN, K3_EXTERNAL is not set"),
-    }
-    for model in models {
-        let base = ["layers", "all", "--model", text(&model)];
-        let synthetic = report(&base, 0);
-        assert_eq!(synthetic.rows.len(), 15);
-        let largest = synthetic.rows.iter().filter_map(|row| row.input_max);
-        assert!(largest.fold(0.0, f64::max) > 100.0, "the sweep stays small");
-        let chain = [&base[..], &["--input", "chain", "--ids", IDS]].concat();
-        let chain = report(&chain, 0);
-        for run in [&synthetic, &chain] {
-            for row in &run.rows {
-                assert_eq!(row.verdict, Verdict::Pass, "{row:?}");
-                let (_, within, at) = row.chained().unwrap_or((0.0, true, ""));
-                assert!(within, "{:?} {at} is beyond eight floors", row.layer);
-                let repeated = row.repeated.map(|r| (r.values > 0, r.differing));
-                let is_repeated = row.place != "embed";
-                assert_eq!(repeated, is_repeated.then_some((true, 0)), "{row:?}");
-            }
-            // Not vacuous: something is compared, and not everything is exact.
-            let worst = run.worst.as_ref().unwrap();
-            assert!(worst.ratio.unwrap() > 0.5, "{worst:?}");
-        }
-    }
+    all_layers_pass(&tiny());
 }
 
 /// Another ε on one side alone is a matter of budgets elsewhere; on both sides nothing may show.
 #[test]
 fn epsilon_of_the_low_rank_norms_goes_to_both_sides() {
-    let tiny = Tiny::open();
-    let model = tiny.model();
-    let base = ["layers", "3", "--model", text(&model), "--mla-norm-eps", "1e-5"];
+    let model = tiny();
+    let base = ["layers", "3", "--model", arg(&model), "--mla-norm-eps", "1e-5"];
     assert_eq!(report(&base, 0).question.mla_norm_eps, 1e-5);
 }
 
 #[test]
 fn h03_ranges_that_mean_nothing_exit_2_and_93_layers_are_in_reach() {
-    let tiny = Tiny::open();
-    let model = tiny.model();
+    let model = tiny();
     for range in [
         "0..13",
         "13",
@@ -72,22 +43,21 @@ fn h03_ranges_that_mean_nothing_exit_2_and_93_layers_are_in_reach() {
         "0..18446744073709551616",
         "-1..3",
     ] {
-        let (stdout, stderr) = expect(&["layers", range, "--model", text(&model)], 2);
+        let Ran { stdout, stderr } = expect(&["layers", range, "--model", arg(&model)], 2);
         assert!(stdout.is_empty() && stderr.starts_with("error: "), "{range}: {stdout}{stderr}");
     }
-    let (_, stderr) = expect(&["layers", "0..13", "--model", text(&model)], 2);
+    let stderr = expect(&["layers", "0..13", "--model", arg(&model)], 2).stderr;
     assert!(stderr.contains("0..12 (both ends included)"), "{stderr}");
-    let run = report(&["layers", "0,11..12", "--model", text(&model)], 0);
+    let run = report(&["layers", "0,11..12", "--model", arg(&model)], 0);
     assert_eq!(run.selected, [0, 11, 12]);
-    let (stdout, _) = expect(&["layers", "12..12", "--model", text(&model)], 0);
+    let stdout = expect(&["layers", "12..12", "--model", arg(&model)], 0).stdout;
     let first = stdout.lines().next().unwrap();
     assert!(first.contains("both ends included") && first.contains("1 of 13"), "{first}");
 }
 
 #[test]
 fn bad_arguments_exit_2_and_a_missing_model_3() {
-    let tiny = Tiny::open();
-    let model = tiny.model();
+    let model = tiny();
     for arguments in [
         &["--input", "chain"][..],
         &["--ids", "1,2"],
@@ -103,12 +73,12 @@ fn bad_arguments_exit_2_and_a_missing_model_3() {
         &["--threads", "0"],
         &["--resume"],
     ] {
-        let all = [&["layers", "0", "--model", text(&model)][..], arguments].concat();
+        let all = [&["layers", "0", "--model", arg(&model)][..], arguments].concat();
         expect(&all, 2);
     }
     expect(&["layers", "0", "--model", "/nonexistent/model"], 3);
-    expect(&["layers", "0", "--model", text(&model), "--input", "/nonexistent/dump"], 3);
-    expect(&["layers", "0", "--model", text(&model), "--out", "/dev/null/x"], 3);
+    expect(&["layers", "0", "--model", arg(&model), "--input", "/nonexistent/dump"], 3);
+    expect(&["layers", "0", "--model", arg(&model), "--out", "/dev/null/x"], 3);
 }
 
 fn without_provenance(mut report: LayersReport) -> LayersReport {
@@ -118,22 +88,21 @@ fn without_provenance(mut report: LayersReport) -> LayersReport {
 
 fn part(model: &Path, folder: &Path, part: &str, more: &[&str]) -> String {
     let out = folder.join(part.replace('/', "-of-"));
-    let base = ["layers", "all", "--model", text(model), "--part", part, "--out", text(&out)];
+    let base = ["layers", "all", "--model", arg(model), "--part", part, "--out", arg(&out)];
     expect(&[&base[..], more].concat(), 0);
-    text(&out).to_owned()
+    arg(&out).to_owned()
 }
 
 /// A merge that loses a layer, counts one twice or mixes runs would call a half-proved model
 /// proved.
 #[test]
 fn parts_make_up_the_undivided_report_or_are_refused() {
-    let tiny = Tiny::open();
-    let model = tiny.model();
+    let model = tiny();
     let folder = tempfile::tempdir().unwrap();
     let chain = ["--input", "chain", "--ids", IDS];
     for more in [&[][..], &chain[..]] {
         let folder = folder.path().join(if more.is_empty() { "synthetic" } else { "chain" });
-        let base = ["layers", "all", "--model", text(&model)];
+        let base = ["layers", "all", "--model", arg(&model)];
         let whole = report(&[&base[..], more].concat(), 0);
         let parts: Vec<String> =
             ["1/4", "2/4", "3/4", "4/4"].map(|name| part(&model, &folder, name, more)).to_vec();
@@ -141,14 +110,14 @@ fn parts_make_up_the_undivided_report_or_are_refused() {
         let merged = report(&[&["merge"][..], &order].concat(), 0);
         assert_eq!(without_provenance(merged), without_provenance(whole));
     }
-    let at = |name: &str| text(&folder.path().join("synthetic").join(name)).to_owned();
+    let at = |name: &str| arg(&folder.path().join("synthetic").join(name)).to_owned();
     let [one, two, three, four] = ["1-of-4", "2-of-4", "3-of-4", "4-of-4"].map(at);
-    let (_, gap) = expect(&["merge", &one, &two, &four], 4);
+    let gap = expect(&["merge", &one, &two, &four], 4).stderr;
     assert!(gap.contains("parts missing: 1 of 4: [3]"), "{gap}");
-    let (_, overlap) = expect(&["merge", &one, &two, &three, &three, &four], 3);
+    let overlap = expect(&["merge", &one, &two, &three, &three, &four], 3).stderr;
     assert!(overlap.contains("part 3 again"), "{overlap}");
-    let chained = text(&folder.path().join("chain/3-of-4")).to_owned();
-    let (_, input) = expect(&["merge", &one, &two, &chained, &four], 3);
+    let chained = arg(&folder.path().join("chain/3-of-4")).to_owned();
+    let input = expect(&["merge", &one, &two, &chained, &four], 3).stderr;
     assert!(input.contains("the input differs"), "{input}");
     let seeded = part(&model, &folder.path().join("seed"), "3/4", &["--seed", "9"]);
     expect(&["merge", &one, &two, &seeded, &four], 3);
@@ -177,7 +146,7 @@ fn parts_make_up_the_undivided_report_or_are_refused() {
         let other = forged(&three, &folder.path().join(field), |json| {
             json["question"][field] = value.into();
         });
-        let (_, error) = expect(&["merge", &one, &two, &other, &four], 3);
+        let error = expect(&["merge", &one, &two, &other, &four], 3).stderr;
         assert!(error.contains(says), "{error}");
     }
     let other = forged(&three, &folder.path().join("bytes"), |json| {
@@ -185,31 +154,28 @@ fn parts_make_up_the_undivided_report_or_are_refused() {
             *digest = "0".repeat(64).into();
         }
     });
-    let (_, error) = expect(&["merge", &one, &two, &other, &four], 3);
+    let error = expect(&["merge", &one, &two, &other, &four], 3).stderr;
     assert!(error.contains("the checkpoint's"), "{error}");
-    expect(&["merge", text(&model)], 3);
+    expect(&["merge", arg(&model)], 3);
     expect(&["merge"], 2);
 }
 
 /// A copy of a part's report with something changed.
 fn forged(part: &str, to: &Path, change: impl Fn(&mut serde_json::Value)) -> String {
-    let bytes = std::fs::read(Path::new(part).join("report.json")).unwrap();
-    let mut json = serde_json::from_slice(&bytes).unwrap();
+    let mut json = read_json(&Path::new(part).join("report.json"));
     change(&mut json);
     std::fs::create_dir_all(to).unwrap();
     std::fs::write(to.join("report.json"), json.to_string()).unwrap();
-    text(to).to_owned()
+    arg(to).to_owned()
 }
 
 /// A resumed run that repeats, skips or mixes rows.
 #[test]
 fn a_cut_journal_is_taken_up_where_it_was() {
-    let tiny = Tiny::open();
-    let model = tiny.model();
-    let folder = tempfile::tempdir().unwrap();
-    let out = folder.path().join("out");
-    let chain = ["--input", "chain", "--ids", IDS, "--out", text(&out)];
-    let base = [&["layers", "all", "--model", text(&model)][..], &chain].concat();
+    let model = tiny();
+    let (_folder, out) = scratch("out");
+    let chain = ["--input", "chain", "--ids", IDS, "--out", arg(&out)];
+    let base = [&["layers", "all", "--model", arg(&model)][..], &chain].concat();
     let whole = report(&base, 0);
     let journal = out.join("journal.jsonl");
     let lines = std::fs::read_to_string(&journal).unwrap();
@@ -221,8 +187,8 @@ fn a_cut_journal_is_taken_up_where_it_was() {
     let resumed = report(&[&base[..], &["--resume"]].concat(), 0);
     assert_eq!(resumed.provenance.resumed_rows, 6);
     assert_eq!(without_provenance(resumed), without_provenance(whole));
-    let other = ["layers", "all", "--model", text(&model), "--out", text(&out), "--resume"];
-    let (_, error) = expect(&other, 2);
+    let other = ["layers", "all", "--model", arg(&model), "--out", arg(&out), "--resume"];
+    let error = expect(&other, 2).stderr;
     assert!(error.contains("the journal of another run"), "{error}");
     for file in ["report.json", "report.txt", "report.html", "layers.svg"] {
         assert!(out.join(file).exists(), "{file}");
@@ -234,13 +200,11 @@ fn a_cut_journal_is_taken_up_where_it_was() {
 #[test]
 fn an_interrupted_run_leaves_a_valid_partial_report() {
     use std::io::Read as _;
-    let tiny = Tiny::open();
-    let model = tiny.model();
-    let folder = tempfile::tempdir().unwrap();
-    let out = folder.path().join("out");
+    let model = tiny();
+    let (_folder, out) = scratch("out");
     let mut child = std::process::Command::new(env!("CARGO_BIN_EXE_k3-verify"))
-        .args(["layers", "all", "--model", text(&model), "--prefill", "400", "--threads", "1"])
-        .args(["--out", text(&out)])
+        .args(["layers", "all", "--model", arg(&model), "--prefill", "400", "--threads", "1"])
+        .args(["--out", arg(&out)])
         .stdout(std::process::Stdio::piped())
         .spawn()
         .unwrap();
@@ -254,8 +218,7 @@ fn an_interrupted_run_leaves_a_valid_partial_report() {
     rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
     stdout.read_to_string(&mut seen).unwrap();
     assert_eq!(child.wait().unwrap().code(), Some(4), "{seen}");
-    let bytes = std::fs::read(out.join("report.json")).unwrap();
-    let report: LayersReport = serde_json::from_slice(&bytes).unwrap();
+    let report = read_report(&out);
     assert_eq!(report.exit_code, 4);
     assert!(!report.rows.is_empty() && !report.outstanding.is_empty());
     assert_eq!(report.rows.len() + report.outstanding.len(), 15);
@@ -266,19 +229,18 @@ fn an_interrupted_run_leaves_a_valid_partial_report() {
 /// A layer of which a shard is absent is NOT RUN, and the others are proved all the same.
 #[test]
 fn a_partial_checkpoint_is_proved_as_far_as_it_goes() {
-    let folder = tempfile::tempdir().unwrap();
-    let model = folder.path().join("model");
-    expect(&["synth", text(&model), "--shape", "kernel", "--experts", "8", "--probe", "0"], 0);
+    let (_folder, model) = scratch("model");
+    expect(&["synth", arg(&model), "--shape", "kernel", "--experts", "8", "--probe", "0"], 0);
     std::fs::remove_file(model.join("model-00003-of-000006.safetensors")).unwrap();
-    let run = report(&["layers", "1..3", "--model", text(&model)], 4);
+    let run = report(&["layers", "1..3", "--model", arg(&model)], 4);
     let verdicts: Vec<Verdict> = run.rows.iter().map(|row| row.verdict).collect();
     assert_eq!(verdicts, [Verdict::Pass, Verdict::NotRun, Verdict::Pass]);
     // Alone, what is there is a whole question.
-    assert_eq!(report(&["layers", "1,3", "--model", text(&model)], 0).rows.len(), 2);
+    assert_eq!(report(&["layers", "1,3", "--model", arg(&model)], 0).rows.len(), 2);
     // The shard of embedding and head is asked for by what opens and closes the model alone.
     let last = model.join("model-00006-of-000006.safetensors");
     std::fs::rename(&last, model.join("aside")).unwrap();
-    let run = report(&["layers", "all", "--model", text(&model)], 4);
+    let run = report(&["layers", "all", "--model", arg(&model)], 4);
     let verdict = |row: &LayerRow| (row.place.clone(), row.verdict);
     let verdicts: Vec<_> = run.rows.iter().map(verdict).collect();
     let expected = [
@@ -294,7 +256,7 @@ fn a_partial_checkpoint_is_proved_as_far_as_it_goes() {
     assert_eq!(verdicts, expected);
     std::fs::rename(model.join("aside"), &last).unwrap();
     // A chain cannot pass over a gap.
-    let chain = ["layers", "3", "--model", text(&model), "--input", "chain", "--ids", "1,2,3"];
+    let chain = ["layers", "3", "--model", arg(&model), "--input", "chain", "--ids", "1,2,3"];
     let run = report(&chain, 4);
     assert!(run.rows[0].problem.as_ref().unwrap().contains("stops before layer 2"));
 }
@@ -304,7 +266,7 @@ fn a_partial_checkpoint_is_proved_as_far_as_it_goes() {
 fn shipped_sets_are_held_to_the_ratchet_and_nothing_else_is() {
     let tiny = Tiny::open();
     let model = tiny.model();
-    let base = ["layers", "3", "--model", text(&model)];
+    let base = ["layers", "3", "--model", arg(&model)];
     let recorded = |more: &[&str]| report(&[&base[..], more].concat(), 0).question.ratchet;
     assert_eq!(recorded(&[]).as_deref(), Some("tiny/layers@engine synthetic"));
     let set = EvidenceSet::open("tiny", &tiny.fixtures.root.join("tiny")).unwrap();
@@ -320,7 +282,7 @@ fn shipped_sets_are_held_to_the_ratchet_and_nothing_else_is() {
         assert_eq!(recorded(other), None, "{other:?}");
     }
     let mild = tiny.fixtures.compose_mild_twin().unwrap();
-    let (stdout, _) = expect(&["layers", "0", "--model", text(&mild)], 0);
+    let stdout = expect(&["layers", "0", "--model", arg(&mild)], 0).stdout;
     let line = stdout.lines().nth(2).unwrap();
     assert_eq!(line, "held to the ratchet's mild/layers@engine synthetic");
 }
@@ -328,9 +290,8 @@ fn shipped_sets_are_held_to_the_ratchet_and_nothing_else_is() {
 /// Stages that were not asked for are not missing; a question that fits no stage is.
 #[test]
 fn stages_that_are_not_selected_do_not_fail() {
-    let tiny = Tiny::open();
-    let model = tiny.model();
-    let base = ["layers", "all", "--model", text(&model), "--stages"];
+    let model = tiny();
+    let base = ["layers", "all", "--model", arg(&model), "--stages"];
     let run = report(&[&base[..], &["kda.*"]].concat(), 0);
     for row in &run.rows {
         let is_kda = row.attention.as_deref() == Some("KDA");

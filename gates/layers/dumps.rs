@@ -10,7 +10,8 @@ use k3_reference::Model;
 use safetensors::Dtype;
 use safetensors::tensor::TensorView;
 
-use super::{Tiny, expect, report, text};
+use crate::support::proof::report;
+use crate::support::{arg, expect, scratch, tiny};
 
 /// The reference as a foreign f64 engine.
 fn dump(model: &Path) -> StageDump {
@@ -39,12 +40,11 @@ fn write(dump: &StageDump, path: &Path) {
 /// of it rather than from its own inputs.
 #[test]
 fn a_foreign_dump_is_judged_in_its_own_precision() {
-    let tiny = Tiny::open();
-    let (model, folder) = (tiny.model(), tempfile::tempdir().unwrap());
-    let file = folder.path().join("dump.safetensors");
+    let model = tiny();
+    let (_folder, file) = scratch("dump.safetensors");
     let whole = dump(&model);
     write(&whole, &file);
-    let base = ["layers", "all", "--model", text(&model), "--engine-dump", text(&file)];
+    let base = ["layers", "all", "--model", arg(&model), "--engine-dump", arg(&file)];
     let run = report(&base, 0);
     assert_eq!((run.question.arithmetic.as_str(), run.rows.len()), ("f64", 14));
 
@@ -72,10 +72,10 @@ fn a_foreign_dump_is_judged_in_its_own_precision() {
     let run = report(&narrowed, 0);
     assert_eq!(run.rows[0].verdict, Verdict::Pass);
     assert_eq!(run.rows[3].verdict, Verdict::NotSelected);
-    let kda = ["layers", "0..2", "--model", text(&model), "--engine-dump", text(&file)];
+    let kda = ["layers", "0..2", "--model", arg(&model), "--engine-dump", arg(&file)];
     report(&[&kda[..], &["--stages", "kda.*"]].concat(), 0);
 
-    expect(&["layers", "0", "--model", text(&model), "--engine-dump", text(&model)], 3);
+    expect(&["layers", "0", "--model", arg(&model), "--engine-dump", arg(&model)], 3);
     std::fs::write(&file, b"no dump").unwrap();
     expect(&base, 3);
 }
@@ -83,30 +83,28 @@ fn a_foreign_dump_is_judged_in_its_own_precision() {
 /// The prefix where the mixture is expected has the right shape and must fail.
 #[test]
 fn a15_the_running_sum_in_place_of_the_mixture_fails() {
-    let tiny = Tiny::open();
-    let (model, folder) = (tiny.model(), tempfile::tempdir().unwrap());
-    let file = folder.path().join("dump.safetensors");
+    let model = tiny();
+    let (_folder, file) = scratch("dump.safetensors");
     let mut whole = dump(&model);
     let sum = whole.tensors[&StageKey::layer(11, Stage::Out)].clone();
     whole.tensors.insert(StageKey::layer(12, Stage::AttnMix), sum);
     write(&whole, &file);
-    let base = ["layers", "12", "--model", text(&model), "--engine-dump", text(&file)];
+    let base = ["layers", "12", "--model", arg(&model), "--engine-dump", arg(&file)];
     let run = report(&base, 1);
     assert_eq!(run.first_divergence.unwrap().at, "layers.12.attn_mix");
-    let (stdout, _) = expect(&base, 1);
+    let stdout = expect(&base, 1).stdout;
     assert!(stdout.contains("diverges at layers.12.attn_mix ["), "{stdout}");
 }
 
 /// Running sums of any engine as input of ours.
 #[test]
 fn a_dump_feeds_our_engine() {
-    let tiny = Tiny::open();
-    let (model, folder) = (tiny.model(), tempfile::tempdir().unwrap());
-    let file = folder.path().join("dump.safetensors");
+    let model = tiny();
+    let (_folder, file) = scratch("dump.safetensors");
     let mut whole = dump(&model);
     whole.tensors.retain(|key, _| matches!(key.stage, Stage::Out | Stage::Embed));
     write(&whole, &file);
-    let base = ["layers", "all", "--model", text(&model), "--input", text(&file)];
+    let base = ["layers", "all", "--model", arg(&model), "--input", arg(&file)];
     let run = report(&base, 0);
     assert_eq!((run.rows.len(), run.question.calls), (14, vec![4, 1, 1]));
     whole.tensors.remove(&StageKey::layer(4, Stage::Out));

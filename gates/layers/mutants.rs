@@ -25,10 +25,8 @@ use k3_reference::Reader;
 use k3_reference::local::Arithmetic;
 use rayon::prelude::*;
 
-use self::expected::{KERNELS, LATE, first_with, is_expected};
 use super::Tiny;
-
-mod expected;
+use super::expected::{KERNELS, LATE, first_with, is_expected};
 
 /// Layers of the chain: both kinds of attention, both MLPs, a second bank.
 const CHAINED: [Step; 6] =

@@ -6,7 +6,8 @@ use std::path::Path;
 
 use k3_gates::outcome::Verdict;
 
-use super::{Tiny, expect, report, text};
+use crate::support::proof::report;
+use crate::support::{arg, copy_folder, expect, overwrite, scratch, tiny};
 
 /// Layer, two names below `layers.N.`, and the first stage that must differ.
 const SWAPS: &[(usize, &str, &str, &str)] = &[
@@ -53,42 +54,23 @@ const ACROSS: &[(usize, usize, &str, &str)] = &[
     (1, 2, "block_sparse_moe.routed_expert_up_proj.weight", "mlp_out"),
 ];
 
-fn copy(from: &Path, to: &Path) {
-    std::fs::create_dir_all(to).unwrap();
-    for entry in std::fs::read_dir(from).unwrap() {
-        let entry = entry.unwrap();
-        let target = to.join(entry.file_name());
-        std::fs::copy(entry.path(), &target).unwrap();
-        // Copies of read-only fixtures must be writable.
-        let mut mode = std::fs::metadata(&target).unwrap().permissions();
-        std::os::unix::fs::PermissionsExt::set_mode(&mut mode, 0o644);
-        std::fs::set_permissions(&target, mode).unwrap();
-    }
-}
-
 /// Exchanges the bytes of two tensors in a folder.
 fn swap(folder: &Path, one: &str, other: &str) {
     use k3_checkpoint::Checkpoint;
-    use std::os::unix::fs::FileExt as _;
     let checkpoint = Checkpoint::open(folder).unwrap();
     let (a, b) = (checkpoint.tensor(one).unwrap(), checkpoint.tensor(other).unwrap());
     assert_eq!((a.dtype, a.shape), (b.dtype, b.shape), "{one} {other}");
     let bytes = [checkpoint.read(one).unwrap(), checkpoint.read(other).unwrap()];
     assert_ne!(bytes[0], bytes[1], "{one} and {other} are alike");
-    for (place, bytes) in [(a, &bytes[1]), (b, &bytes[0])] {
-        let path = checkpoint.shard_path(place.shard);
-        let file = std::fs::OpenOptions::new().write(true).open(path).unwrap();
-        file.write_all_at(bytes, place.offset).unwrap();
-    }
+    overwrite(folder, one, 0, &bytes[1]);
+    overwrite(folder, other, 0, &bytes[0]);
 }
 
 #[test]
 fn swapped_tensors_are_caught_and_located_for_each_class() {
-    let tiny = Tiny::open();
-    let model = tiny.model();
-    let folder = tempfile::tempdir().unwrap();
-    let other = folder.path().join("copy");
-    copy(&model, &other);
+    let model = tiny();
+    let (_folder, other) = scratch("copy");
+    copy_folder(&model, &other);
     let full = |layer: usize, name: &str| format!("language_model.model.layers.{layer}.{name}");
     let mut pairs = Vec::new();
     for (layer, one, two, stage) in SWAPS {
@@ -100,9 +82,9 @@ fn swapped_tensors_are_caught_and_located_for_each_class() {
     for (layer, one, two, stage) in pairs {
         swap(&other, &one, &two);
         let range = layer.to_string();
-        let base = ["layers", &range, "--model", text(&model)];
+        let base = ["layers", &range, "--model", arg(&model)];
         // So many tokens that every expert is chosen and every bias decides somewhere.
-        let more = ["--reference-model", text(&other), "--prefill", "64"];
+        let more = ["--reference-model", arg(&other), "--prefill", "64"];
         let arguments = [&base[..], &more].concat();
         println!("{one} for {two}");
         let run = report(&arguments, 1);
@@ -114,18 +96,16 @@ fn swapped_tensors_are_caught_and_located_for_each_class() {
         swap(&other, &one, &two);
     }
     // The copy is whole again, or the next pair would be caught by the last one.
-    let base = ["layers", "0..3", "--model", text(&model), "--reference-model", text(&other)];
+    let base = ["layers", "0..3", "--model", arg(&model), "--reference-model", arg(&other)];
     expect(&base, 0);
 }
 
 /// Tensors outside the layers: the output mix and the last norm, the head and the embedding.
 #[test]
 fn swapped_tensors_outside_the_layers_are_caught_and_located() {
-    let tiny = Tiny::open();
-    let model = tiny.model();
-    let folder = tempfile::tempdir().unwrap();
-    let other = folder.path().join("copy");
-    copy(&model, &other);
+    let model = tiny();
+    let (_folder, other) = scratch("copy");
+    copy_folder(&model, &other);
     let (embed, head) =
         ("language_model.model.embed_tokens.weight", "language_model.lm_head.weight");
     let (norm, mix) =
@@ -134,8 +114,8 @@ fn swapped_tensors_outside_the_layers_are_caught_and_located() {
         [(embed, head, &["embed", "logits"][..]), (norm, mix, &["final_mix", "final_norm"])]
     {
         swap(&other, one, two);
-        let base = ["layers", "all", "--model", text(&model)];
-        let arguments = [&base[..], &["--reference-model", text(&other)]].concat();
+        let base = ["layers", "all", "--model", arg(&model)];
+        let arguments = [&base[..], &["--reference-model", arg(&other)]].concat();
         let run = report(&arguments, 1);
         let failing = run.rows.iter().flat_map(|row| &row.stages);
         let failing = failing.filter(|stage| stage.verdict == Verdict::Fail);

@@ -13,7 +13,7 @@ use k3_simcache::stack_distance::{distances, lru_curve};
 use k3_simcache::workload::{ByWindow, Window, Workload, sum_over};
 use rayon::prelude::*;
 
-use crate::reports::snapshot;
+use crate::support::snapshot;
 
 /// A token's working set of K3: 92 layers, 16 experts each.
 const WORKING_SET: usize = 1472;
@@ -88,5 +88,5 @@ fn layer_cycle_beats_the_others_where_memory_is_short_and_never_loses_a_point() 
                 &format!("{slots:>8}{lru:>9.2}{s3:>9.2}{random:>9.2}{ours:>13.2}{optimum:>9.2}\n");
         }
     }
-    snapshot("held-out", &table);
+    snapshot("simcache", "held-out", &table);
 }

@@ -5,7 +5,8 @@ use k3_cache::trace::v1::{HEADER_BYTES, Header, TraceWriter};
 use k3_cache::trace::{Outcome, Phase, TraceError, parse, read};
 use sha2::{Digest, Sha256};
 
-use crate::make::{SMALL, pairs};
+use crate::support::scratch;
+use crate::support::traces::{SMALL, pairs};
 
 /// A good trace of one step, one chunk, one demand, one prefetch and three decisions.
 pub fn good() -> Vec<u8> {
@@ -75,8 +76,7 @@ fn io() {
 
 #[test]
 fn too_large() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("sparse");
+    let (_folder, path) = scratch("sparse");
     std::fs::File::create(&path).unwrap().set_len((4 << 30) + 8).unwrap();
     let error = read(&path, &ModelShape::K3).unwrap_err();
     assert!(matches!(error, TraceError::TooLarge { .. }), "{error}");

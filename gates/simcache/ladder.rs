@@ -1,36 +1,9 @@
-//! The measured ladder: exact with the admission order of kimi-k3-in-c, and what is wrong with
-//! a ladder is said by name.
+//! What is wrong with a measured ladder is said by name.
 
 use k3_simcache::measured::{LadderError, parse, read};
 use k3_simcache::study::{StudyError, run};
 
-use crate::make::{external, flat, plan};
-use crate::published::real_trace;
-
-#[test]
-fn the_forecast_is_exact_at_all_twelve_budgets() {
-    let Some(trace) = real_trace() else { return };
-    let Some(path) = external("kimi-k3-routing/measured-ladder.tsv") else {
-        return;
-    };
-    let mut plan = plan();
-    plan.ladder = Some(read(&path).unwrap());
-    let measured = run(vec![trace], &plan).unwrap().measured.unwrap();
-    assert!(measured.exact);
-    assert_eq!((measured.model, measured.rows.len(), measured.request_count), ("early", 12, 1472));
-    let hits: Vec<u64> = measured.rows.iter().map(|row| row.hits[0]).collect();
-    assert_eq!(hits, [0, 0, 0, 0, 0, 0, 0, 440, 474, 487, 523, 644]);
-    let read: Vec<String> =
-        measured.rows.iter().map(|row| format!("{:.2}", row.forecast_gb)).collect();
-    let measured_gb: Vec<String> =
-        measured.rows.iter().map(|row| format!("{:.2}", row.measured_gb.unwrap())).collect();
-    assert_eq!(read, measured_gb);
-    // What plain LRU gets differently is named: one hit more at the largest budget, no other.
-    let plain: Vec<&String> =
-        measured.differences.iter().filter(|words| words.contains("(plain)")).collect();
-    assert_eq!(plain.len(), 1);
-    assert!(plain[0].contains("6208 slots") && plain[0].contains("645 hits = 43.82 %"));
-}
+use crate::support::traces::{flat, plan};
 
 #[test]
 fn a_ladder_needs_single_positions() {

@@ -10,8 +10,9 @@ use k3_render::svg::{
 use k3_simcache::plots::plots;
 use k3_simcache::study::run;
 
-use crate::make::{flat, plan, small_zipf};
-use crate::reports::{kept_report, snapshot};
+use super::reports::kept_report;
+use crate::support::traces::{flat, plan, small_zipf};
+use crate::support::{scratch, snapshot};
 
 fn chart(points: &[(f64, f64)], x: Axis, y: Axis) -> LineChart {
     let series = |width, dashed| Series {
@@ -49,10 +50,9 @@ fn labels(svg: &str) -> String {
 
 #[test]
 fn i01_i03_a_plot_is_the_same_bytes_without_fonts_home_or_locale() {
-    let folder = tempfile::tempdir().unwrap();
-    let trace = folder.path().join("trace.bin");
+    let (folder, trace) = scratch("trace.bin");
     let pairs: Vec<(i32, i32)> = (0..400).map(|i| (1 + i / 20 % 5, i * 7 % 30)).collect();
-    std::fs::write(&trace, crate::make::pairs(&pairs)).unwrap();
+    std::fs::write(&trace, crate::support::traces::pairs(&pairs)).unwrap();
     let draw = |name: &str, environment: &[(&str, &str)]| {
         let out = folder.path().join(name);
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_k3-verify"));
@@ -182,7 +182,7 @@ fn the_labels_of_a_study_are_as_kept() {
     let drawn = plots(&kept_report()).unwrap();
     let all: Vec<String> =
         drawn.iter().map(|(name, svg)| format!("{name}\n\n{}", labels(svg))).collect();
-    snapshot("study-plot-labels", &all.join("\n"));
+    snapshot("simcache", "study-plot-labels", &all.join("\n"));
 }
 
 #[test]

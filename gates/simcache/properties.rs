@@ -16,8 +16,8 @@ use k3_simcache::stack_distance::{distances, lru_curve};
 use k3_simcache::workload::{WINDOW_COUNT, Workload};
 use proptest::prelude::*;
 
-use crate::make::{hits, recomputed};
-use crate::trace_v1::recorded;
+use super::trace_v1::recorded;
+use crate::support::traces::{hits, recomputed};
 
 /// Any sizes that stay small: layers 1..=4, experts 2..=10 each, top-k 1..=3.
 fn any_shape() -> impl Strategy<Value = ModelShape> {
@@ -125,7 +125,7 @@ proptest! {
         requests in prop::collection::vec(0_u32..5, 1..11),
         slots in 1_usize..4,
     ) {
-        let shape = ModelShape { experts_per_layer: 8, ..crate::make::FLAT };
+        let shape = ModelShape { experts_per_layer: 8, ..crate::support::traces::FLAT };
         let trace = headerless::from_requests(requests.clone(), &shape);
         let workload = Workload::new(&trace, Requests::Single);
         let found: u64 = optimum::replay(&workload, slots, Admission::Forced).iter().sum();
@@ -202,7 +202,7 @@ proptest! {
         let _ = parse(&bytes, &ModelShape::K3);
         let ours = [&MAGIC[..], &bytes].concat();
         prop_assert!(parse(&ours, &ModelShape::K3).is_err());
-        let mut damaged = crate::hostile::good();
+        let mut damaged = super::hostile::good();
         for pair in bytes.chunks_exact(2).take(3) {
             let at = (usize::from(pair[0]) * 3) % damaged.len();
             damaged[at] ^= pair[1];

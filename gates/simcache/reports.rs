@@ -8,16 +8,8 @@ use k3_simcache::report::Report;
 use k3_simcache::study::run;
 use k3_simcache::text::text;
 
-use crate::make::{plan, recomputed, small_zipf};
-
-/// Compares with the committed file of that name.
-pub fn snapshot(name: &str, content: &str) {
-    let mut settings = insta::Settings::clone_current();
-    settings.set_snapshot_path("../../reports/simcache");
-    settings.set_prepend_module_to_snapshot(false);
-    settings.set_omit_expression(true);
-    settings.bind(|| insta::assert_snapshot!(name, content));
-}
+use crate::support::snapshot;
+use crate::support::traces::{plan, recomputed, small_zipf};
 
 /// The study that is kept: a recomputed trace of the small model, with budgets and a ladder.
 pub fn kept_report() -> Report {
@@ -43,14 +35,14 @@ pub fn kept_report() -> Report {
 
 #[test]
 fn the_text_of_a_study() {
-    snapshot("study-text", &text(&kept_report()));
+    snapshot("simcache", "study-text", &text(&kept_report()));
 }
 
 #[test]
 fn the_json_of_a_study() {
     let report = kept_report();
     assert_eq!(report.provenance, Provenance::default());
-    snapshot("study-json", &json::to_text(&report).unwrap());
+    snapshot("simcache", "study-json", &json::to_text(&report).unwrap());
 }
 
 #[test]

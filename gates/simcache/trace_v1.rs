@@ -10,7 +10,7 @@ use k3_simcache::recorded_run;
 use k3_simcache::replay::serve_group;
 use k3_simcache::workload::Workload;
 
-use crate::make::{SMALL, small_zipf};
+use crate::support::traces::{SMALL, small_zipf};
 
 /// Writes a trace as an engine would, with what a cache of these settings decides.
 pub fn recorded(

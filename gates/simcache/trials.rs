@@ -14,8 +14,7 @@ use k3_simcache::stack_distance::{distances, lru_curve};
 use k3_simcache::study::{StudyError, run};
 use k3_simcache::workload::Workload;
 
-use crate::make::{FLAT, SMALL, flat, hits, pairs, plan, small_zipf};
-use crate::published::real_trace;
+use crate::support::traces::{FLAT, SMALL, flat, hits, pairs, plan, small_zipf};
 
 fn single(trace: &Trace) -> Workload {
     Workload::new(trace, Requests::Single)
@@ -207,18 +206,6 @@ fn f09_cut_swapped_and_foreign_traces_are_refused_by_name() {
     let expert = parse(&pairs(&[(1, 896)]), &ModelShape::K3).unwrap_err();
     assert!(matches!(expert, TraceError::ExpertOutOfRange { expert: 896, count: 896, .. }));
     assert!(matches!(parse(&[], &ModelShape::K3).unwrap_err(), TraceError::Empty));
-}
-
-#[test]
-fn f09_the_published_trace_and_its_cut() {
-    if let Some(trace) = real_trace() {
-        assert_eq!((trace.requests.len(), trace.distinct_count()), (100_096, 10_010));
-        let path = crate::make::external("kimi-k3-routing/expert_trace.bin").unwrap();
-        let bytes = std::fs::read(path).unwrap();
-        assert_eq!(bytes.len(), 800_768);
-        let error = parse(&bytes[..800_764], &ModelShape::K3).unwrap_err();
-        assert!(matches!(error, TraceError::HalfRecord { .. }));
-    }
 }
 
 /// The plainest LRU there is: a list, oldest first.

@@ -3,9 +3,13 @@
 
 use std::fs;
 use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Command;
 
-use super::make::{binary, copy_folder, expect, generate, ids, text, tiny, typed};
+use super::make::generate;
+use crate::support::{
+    Ran, binary, command_on, copy_folder, expect_of, ids, read_and_close, read_json, scratch, tiny,
+    typed,
+};
 
 fn line(ids: &[u32]) -> String {
     typed(ids) + "\n"
@@ -17,7 +21,7 @@ fn line(ids: &[u32]) -> String {
 fn the_same_ids_and_logits_at_every_budget() {
     let folder = tempfile::tempdir().unwrap();
     let trunk = folder.path().join("trunk").display().to_string();
-    expect(binary().arg("pack").arg(tiny()).arg(&trunk), 0);
+    expect_of(binary().arg("pack").arg(tiny()).arg(&trunk), 0);
     let expected = line(&ids("greedy_ids"));
     let ways: [&[&str]; 16] = [
         &[],
@@ -41,48 +45,24 @@ fn the_same_ids_and_logits_at_every_budget() {
     for way in ways {
         let dump = folder.path().join("logits");
         let mut command = generate(&["--gen", "20"]);
-        let output = expect(command.args(way).arg("--dump-logits").arg(&dump), 0);
-        assert_eq!(text(&output.stdout), expected, "{way:?}");
+        let output = expect_of(command.args(way).arg("--dump-logits").arg(&dump), 0);
+        assert_eq!(output.stdout, expected, "{way:?}");
         let logits = fs::read(dump).unwrap();
         assert_eq!(logits.len(), 20 * 256 * 4);
         assert!(first.get_or_insert_with(|| logits.clone()) == &logits, "{way:?}");
     }
 }
 
-/// The same against answers made by others.
-#[test]
-fn outside_ids_come_out() {
-    let Some(root) = std::env::var_os("K3_EXTERNAL") else {
-        println!("NOT RUN: K3_EXTERNAL is unset");
-        return;
-    };
-    let set = Path::new(&root).join("tiny-k3-a");
-    let expected = fs::read(set.join("expected.json")).unwrap();
-    let expected: serde_json::Value = serde_json::from_slice(&expected).unwrap();
-    let list = |key: &str| -> Vec<u32> {
-        let list = expected[key].as_array().unwrap();
-        list.iter().map(|id| id.as_u64().unwrap() as u32).collect()
-    };
-    for way in [&[][..], &["--ring", "2", "--trunk-gb", "0.001", "--expert-slots", "2"]] {
-        let mut command = binary();
-        command.arg("generate").arg("--model").arg(set.join("model"));
-        command.args(["--gen", "20", "--ids", &typed(&list("prompt_ids"))]);
-        let output = expect(command.args(way), 0);
-        assert_eq!(text(&output.stdout), line(&list("greedy_ids")));
-    }
-}
-
 /// The report says what `simcache` finds in the trace, to the count.
 #[test]
 fn the_report_and_the_laboratory_agree() {
-    let folder = tempfile::tempdir().unwrap();
-    let trace = folder.path().join("trace");
+    let (_folder, trace) = scratch("trace");
     for slots in ["2", "9", "40"] {
         let mut command = generate(&["--gen", "6", "--format", "json", "--expert-slots", slots]);
-        let output = expect(command.arg("--dump-trace").arg(&trace), 0);
-        let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
-        let study = expect(binary().args(["simcache", "--format", "json"]).arg(&trace), 0);
-        let study: serde_json::Value = serde_json::from_slice(&study.stdout).unwrap();
+        let output = expect_of(command.arg("--dump-trace").arg(&trace), 0);
+        let report = output.json();
+        let study = expect_of(binary().args(["simcache", "--format", "json"]).arg(&trace), 0);
+        let study = study.json();
         let run = &study["recorded_runs"][0];
         assert!(run["difference"].is_null(), "{run}");
         let table = &report["totals"]["experts"];
@@ -98,10 +78,10 @@ fn the_report_and_the_laboratory_agree() {
 #[test]
 fn g08_none_and_one() {
     let report = |count: &str| {
-        let output = expect(&mut generate(&["--gen", count, "--format", "json"]), 0);
-        let text = text(&output.stdout);
+        let ran = expect_of(generate(&["--gen", count, "--format", "json"]), 0);
+        let text = &ran.stdout;
         assert!(!text.contains("NaN") && !text.contains("inf"), "{text}");
-        serde_json::from_str::<serde_json::Value>(&text).unwrap()
+        ran.json()
     };
     let (none, one, five) = (report("0"), report("1"), report("5"));
     assert_eq!(none["generated_ids"], serde_json::json!([]));
@@ -110,7 +90,7 @@ fn g08_none_and_one() {
     assert_eq!(one["generated_ids"][0], five["generated_ids"][0]);
     let margins = five["steps"].as_array().unwrap().iter();
     assert!(margins.map(|step| step["margin"].as_f64().unwrap()).all(|m| m >= 0.0));
-    assert_eq!(text(&expect(&mut generate(&["--gen", "0"]), 0).stdout), "\n");
+    assert_eq!(expect_of(generate(&["--gen", "0"]), 0).stdout, "\n");
 }
 
 /// Stop ids: the one that stops is kept, the first of several wins, and one that never comes
@@ -123,7 +103,7 @@ fn h02_a_stop_id_is_kept() {
         for stop in stops {
             command.args(["--stop-id", stop]);
         }
-        text(&expect(&mut command, 0).stdout)
+        expect_of(&mut command, 0).stdout
     };
     let third = greedy[2].to_string();
     assert_eq!(run(&[&third]), line(&greedy[..3]));
@@ -131,7 +111,7 @@ fn h02_a_stop_id_is_kept() {
     let never = (0..256).find(|id| !greedy.contains(id)).unwrap();
     assert_eq!(run(&[&never.to_string()]), line(&greedy));
     for stop in ["abc", "-1", "256", "4294967296"] {
-        expect(&mut generate(&["--stop-id", stop]), 2);
+        expect_of(generate(&["--stop-id", stop]), 2);
     }
 }
 
@@ -153,9 +133,8 @@ fn h01_h04_arguments_mean_what_they_say() {
         "+1",
         "1.0",
     ] {
-        let mut command = binary();
-        command.arg("generate").arg("--model").arg(tiny());
-        expect(command.arg(format!("--ids={ids}")), 2);
+        let mut command = command_on("generate", &tiny());
+        expect_of(command.arg(format!("--ids={ids}")), 2);
     }
     for arguments in [
         &["--gen", "-1"][..],
@@ -184,35 +163,34 @@ fn h01_h04_arguments_mean_what_they_say() {
         &["--tf-check", "--dump-logits", "x"],
         &["--full-recompute", "--load-state", "x"],
     ] {
-        expect(&mut generate(arguments), 2);
+        expect_of(generate(arguments), 2);
     }
-    expect(binary().args(["generate", "--ids", "1"]), 2);
-    expect(binary().arg("generate").arg("--model").arg(tiny()), 2);
+    expect_of(binary().args(["generate", "--ids", "1"]), 2);
+    expect_of(command_on("generate", &tiny()), 2);
 }
 
 /// `--layers` says loudly that the ids are not the model's, and K3_MODEL names the model.
 #[test]
 fn a_prefix_of_the_layers_is_said_loudly() {
-    let output = expect(&mut generate(&["--layers", "3", "--gen", "2"]), 0);
-    assert!(text(&output.stderr).contains("NOTE: only the first 3 of 13 layers"));
-    assert_ne!(text(&output.stdout), line(&ids("greedy_ids")[..2]));
-    let output = expect(&mut generate(&["--layers", "1", "--gen", "1"]), 0);
-    assert!(text(&output.stderr).contains("first 1 of 13"));
+    let output = expect_of(generate(&["--layers", "3", "--gen", "2"]), 0);
+    assert!(output.stderr.contains("NOTE: only the first 3 of 13 layers"));
+    assert_ne!(output.stdout, line(&ids("greedy_ids")[..2]));
+    let output = expect_of(generate(&["--layers", "1", "--gen", "1"]), 0);
+    assert!(output.stderr.contains("first 1 of 13"));
     let mut command = binary();
     command.args(["generate", "--ids", &typed(&ids("prompt_ids")), "--gen", "3"]);
-    let output = expect(command.env("K3_MODEL", tiny()), 0);
-    assert_eq!(text(&output.stdout), line(&ids("greedy_ids")[..3]));
+    let output = expect_of(command.env("K3_MODEL", tiny()), 0);
+    assert_eq!(output.stdout, line(&ids("greedy_ids")[..3]));
 }
 
 /// Teacher forcing over ids: the count that the expected answers imply.
 #[test]
 fn tf_check_counts_agreement() {
     let (full, prompt) = (ids("full_ids"), ids("prompt_ids").len());
-    let mut command = binary();
-    command.arg("generate").arg("--model").arg(tiny());
+    let mut command = command_on("generate", &tiny());
     command.args(["--tf-check", "--ids", &typed(&full), "--format", "json"]);
-    let output = expect(&mut command, 0);
-    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let output = expect_of(&mut command, 0);
+    let report = output.json();
     let forced = &report["teacher_forcing"];
     let argmax = ids("argmax_per_position");
     let right = argmax.iter().zip(&full[1..]).filter(|(a, b)| a == b).count();
@@ -242,40 +220,38 @@ fn a_full_disk_is_one_line_and_no_half_file() {
     for option in ["--dump-logits", "--dump-trace", "--save-state"] {
         let target = file("out");
         let arguments = [&run[..], &[option, &target]].concat();
-        let stderr = text(&expect(&mut shell(full, &arguments), 3).stderr);
+        let stderr = expect_of(shell(full, &arguments), 3).stderr;
         let line = stderr.lines().find(|line| line.starts_with("error: ")).unwrap();
         // The folder is a temporary one itself.
         assert!(line.contains(&target) && line.matches(".tmp").count() == 1, "{line}");
         assert!(fs::read_dir(folder.path()).unwrap().next().is_none(), "{option}");
     }
     let pack = file("pack");
-    let output = expect(&mut shell(full, &["pack", &model, &pack]), 3);
-    assert!(text(&output.stderr).contains("hint: "));
+    let output = expect_of(shell(full, &["pack", &model, &pack]), 3);
+    assert!(output.stderr.contains("hint: "));
     assert!(!Path::new(&pack).join("trunk.json").exists());
     for option in ["--dump-logits", "--dump-trace", "--save-state"] {
         for target in ["/nonexistent/x", "/dev/full", "/dev/null"] {
-            expect(&mut generate(&[option, target]), 3);
+            expect_of(generate(&[option, target]), 3);
         }
     }
-    expect(&mut generate(&["--out", "/proc/nothing"]), 3);
+    expect_of(generate(&["--out", "/proc/nothing"]), 3);
     assert!(!fs::metadata("/dev/full").unwrap().is_file());
 }
 
 /// A shard cut short, a missing model, a missing trunk: named, exit 3.
 #[test]
 fn damaged_inputs_are_named() {
-    let folder = tempfile::tempdir().unwrap();
-    let model = folder.path().join("model");
+    let (folder, model) = scratch("model");
     copy_folder(&tiny(), &model);
     let shard = model.join("model-00002-of-000003.safetensors");
     let length = fs::metadata(&shard).unwrap().len();
     let file = fs::File::options().write(true).open(&shard).unwrap();
     file.set_len(length - 100).unwrap();
     let run = |model: &Path, more: &[&str]| {
-        let mut command = binary();
-        command.arg("generate").arg("--model").arg(model);
-        let output = expect(command.args(["--ids", "1,2", "--gen", "1"]).args(more), 3);
-        text(&output.stderr)
+        let mut command = command_on("generate", model);
+        let output = expect_of(command.args(["--ids", "1,2", "--gen", "1"]).args(more), 3);
+        output.stderr
     };
     assert!(run(&model, &[]).contains("model-00002"), "the shard is named");
     assert!(run(&folder.path().join("none"), &[]).contains("none"));
@@ -286,28 +262,19 @@ fn damaged_inputs_are_named() {
 /// H05: whoever closes the pipe early is not told off.
 #[test]
 fn h05_a_closed_pipe_is_quiet() {
-    let mut child = generate(&["--gen", "3", "--format", "json"])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    drop(child.stdout.take());
-    let output = child.wait_with_output().unwrap();
-    let stderr = text(&output.stderr);
-    assert!(!stderr.contains("panicked") && !stderr.contains("error"), "{stderr}");
-    assert_eq!(output.status.code(), Some(0));
+    let output = read_and_close(&mut generate(&["--gen", "3", "--format", "json"]), 0);
+    let stderr = Ran::of(&output, 0).stderr;
+    assert!(!stderr.contains("error"), "{stderr}");
 }
 
 /// `plan` adds up without reading weights, and refuses what would not fit.
 #[test]
 fn plan_adds_up_and_refuses() {
     let plan = |more: &[&str], code: i32| {
-        let mut command = binary();
-        command.arg("plan").arg("--model").arg(tiny());
-        expect(command.args(["--format", "json"]).args(more), code)
+        let mut command = command_on("plan", &tiny());
+        expect_of(command.args(["--format", "json"]).args(more), code)
     };
-    let report: serde_json::Value =
-        serde_json::from_slice(&plan(&["--positions", "1000"], 0).stdout).unwrap();
+    let report = plan(&["--positions", "1000"], 0).json();
     let lines = report["plan"]["components"].as_array().unwrap();
     let sum: u64 = lines.iter().map(|line| line["bytes"].as_u64().unwrap()).sum();
     assert_eq!(report["plan"]["total_bytes"], sum);
@@ -328,9 +295,8 @@ fn h01_text_is_refused_with_what_to_give_instead() {
         ("--prompt-file", &["--prompt-file", "/nonexistent"]),
         ("--chat", &["--chat"]),
     ] {
-        let mut command = binary();
-        command.arg("generate").arg("--model").arg(tiny());
-        let stderr = text(&expect(command.args(arguments), 2).stderr);
+        let mut command = command_on("generate", &tiny());
+        let stderr = expect_of(command.args(arguments), 2).stderr;
         assert!(stderr.starts_with(&format!("error: {option}: ")), "{stderr}");
         assert!(stderr.contains("\nhint: ") && stderr.contains("--ids"), "{stderr}");
         assert_eq!(stderr.lines().count(), 2, "{stderr}");
@@ -343,10 +309,9 @@ fn h01_text_is_refused_with_what_to_give_instead() {
 fn the_page_of_a_run_shows_steps_and_memory() {
     let folder = tempfile::tempdir().unwrap();
     let mut command = generate(&["--gen", "5", "--expert-slots", "9"]);
-    expect(command.arg("--out").arg(folder.path()), 0);
-    let read = |name: &str| fs::read_to_string(folder.path().join(name)).unwrap();
-    let (page, report) = (read("report.html"), read("report.json"));
-    let report: serde_json::Value = serde_json::from_str(&report).unwrap();
+    expect_of(command.arg("--out").arg(folder.path()), 0);
+    let page = fs::read_to_string(folder.path().join("report.html")).unwrap();
+    let report = read_json(&folder.path().join("report.json"));
     for (index, step) in report["steps"].as_array().unwrap().iter().enumerate() {
         let id = step["id"].as_u64().unwrap();
         let phase = step["phase"].as_str().unwrap();
@@ -371,12 +336,11 @@ fn the_page_of_a_run_shows_steps_and_memory() {
 #[test]
 fn the_ladder_is_read_by_the_laboratory() {
     let folder = tempfile::tempdir().unwrap();
-    let mut command = binary();
-    command.arg("bench").arg("--model").arg(tiny());
+    let mut command = command_on("bench", &tiny());
     command.args(["--ladder", "20.3MB,20.7MB,48MB", "--repeats", "2", "--gen", "4"]);
     command.args(["--ids", &typed(&ids("prompt_ids")), "--format", "json"]);
-    let output = expect(command.arg("--out").arg(folder.path()), 0);
-    let ladder: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let output = expect_of(command.arg("--out").arg(folder.path()), 0);
+    let ladder = output.json();
     let greedy: Vec<u64> = ids("greedy_ids")[..4].iter().map(|&id| id.into()).collect();
     assert_eq!(ladder["generated_ids"], serde_json::json!(greedy));
     let rows = ladder["rows"].as_array().unwrap();
@@ -387,13 +351,12 @@ fn the_ladder_is_read_by_the_laboratory() {
     let mut study = binary();
     study.arg("simcache").arg(folder.path().join("ladder.trace"));
     study.arg("--measured").arg(folder.path().join("ladder.tsv"));
-    let study = expect(study.args(["--format", "json"]), 0);
-    let study: serde_json::Value = serde_json::from_slice(&study.stdout).unwrap();
+    let study = expect_of(study.args(["--format", "json"]), 0);
+    let study = study.json();
     let late = study["measured"]["models"].as_array().unwrap().iter();
     let late = late.clone().find(|model| model["name"] == "late").unwrap();
     assert_eq!(late["exact_rungs"], 3, "{late}");
-    let mut refused = binary();
-    refused.arg("bench").arg("--model").arg(tiny());
-    expect(refused.args(["--ladder", "1MB", "--ids", "1"]), 5);
-    expect(binary().args(["bench", "--ladder", "3gb", "--ids", "1"]), 2);
+    let mut refused = command_on("bench", &tiny());
+    expect_of(refused.args(["--ladder", "1MB", "--ids", "1"]), 5);
+    expect_of(binary().args(["bench", "--ladder", "3gb", "--ids", "1"]), 2);
 }

@@ -4,9 +4,8 @@ use k3_core::choice::Choice as _;
 use std::fs::File;
 use std::sync::{Arc, Mutex};
 
-use super::make::{
-    EXPERTS, TOP_K, Unreadable, engine_of, feed, ids, open, resident, streamed, tiny,
-};
+use super::make::{EXPERTS, TOP_K, Unreadable, engine_of, feed, open, resident, streamed};
+use crate::support::{bits, ids, tiny};
 use k3_cache::policy::PolicyName;
 use k3_cache::slot_table::{Requests, Reserve};
 use k3_cache::trace::Phase;
@@ -87,10 +86,10 @@ fn counters_are_those_of_a_replay_of_the_runs_trace() {
                 let mut sequence = EngineSequence::new(Arc::clone(&streamed.engine));
                 let mut got = Vec::new();
                 streamed.experts.begin_step(Phase::Prefill, 0, 7).unwrap();
-                got.extend(super::make::bits(&sequence.feed(&ids[..7]).unwrap()));
+                got.extend(bits(&sequence.feed(&ids[..7]).unwrap()));
                 for (place, id) in ids.iter().enumerate().skip(7) {
                     streamed.experts.begin_step(Phase::Decode, place, 1).unwrap();
-                    got.extend(super::make::bits(&sequence.feed(&[*id]).unwrap()));
+                    got.extend(bits(&sequence.feed(&[*id]).unwrap()));
                     let (resident, bound) = streamed.experts.residents();
                     assert!(resident <= bound && bound == slots);
                 }
@@ -228,7 +227,7 @@ fn e11_no_scratch_is_read_before_it_is_written() {
     let mut state = engine.state();
     let mut sink = k3_core::stages::NoStages;
     let logits = engine.feed(&mut work, &mut state, ids, &mut sink).unwrap();
-    assert!(super::make::bits(&logits) == expected);
+    assert!(bits(&logits) == expected);
 }
 
 /// Two sequences on two threads share a cache of few slots and a ring: nobody waits for ever, and

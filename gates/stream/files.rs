@@ -2,9 +2,9 @@
 
 use std::fs::File;
 use std::os::unix::fs::FileExt as _;
-use std::path::Path;
 
-use super::make::{expect, generate, open, text, tiny};
+use super::make::open;
+use crate::support::{scratch, tiny};
 use k3_checkpoint::shard::READ_CALL_BYTES;
 use k3_engine::stream::blocks::BLOCK_BYTES;
 use k3_engine::stream::read::BlockFile;
@@ -16,8 +16,7 @@ use k3_engine::stream::runs::{Run, Stretch};
 fn e01_a_tensor_above_two_gib_arrives_in_pieces() {
     const LENGTH: usize = 2_348_810_240;
     const START: u64 = 5000;
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("sparse");
+    let (_folder, path) = scratch("sparse");
     let file = File::create(&path).unwrap();
     file.set_len(START + LENGTH as u64).unwrap();
     let mark = *b"the end!";
@@ -66,39 +65,4 @@ fn e02_requests_are_aligned_wherever_tensors_begin() {
         }
     }
     assert!(crooked > 0, "every run is aligned by luck: nothing was tried");
-}
-
-/// E04: the same bits from a file system in memory and from a disk; at most a note.
-#[test]
-fn e04_the_same_bits_with_and_without_direct_reads() {
-    let folder = tempfile::tempdir().unwrap();
-    let run = |model: &Path, name: &str| {
-        let dump = folder.path().join(name);
-        let mut command = generate(&["--gen", "5", "--trunk-gb", "0.001", "--expert-slots", "3"]);
-        command.arg("--dump-logits").arg(&dump);
-        // The last --model wins over none: the folder is given once.
-        let arguments: Vec<_> = command.get_args().map(|a| a.to_owned()).collect();
-        let mut command = super::make::binary();
-        for argument in arguments {
-            if Path::new(&argument) == tiny() {
-                command.arg(model);
-            } else {
-                command.arg(argument);
-            }
-        }
-        let notes = text(&expect(&mut command, 0).stderr);
-        let notes = notes.lines().filter(|line| line.starts_with("note: direct"));
-        assert!(notes.count() <= 1);
-        std::fs::read(dump).unwrap()
-    };
-    let on_disk = run(&tiny(), "disk");
-    assert_eq!(on_disk.len(), 5 * 256 * 4);
-    let memory = Path::new("/dev/shm");
-    if !memory.is_dir() {
-        println!("NOT RUN: there is no /dev/shm");
-        return;
-    }
-    let copy = tempfile::tempdir_in(memory).unwrap();
-    super::make::copy_folder(&tiny(), copy.path());
-    assert!(run(copy.path(), "memory") == on_disk);
 }

@@ -3,13 +3,15 @@
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _};
-use std::path::Path;
-use std::process::{Child, Command, Output, Stdio};
+use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 
-use super::make::{binary, expect, generate, text, tiny, typed};
+use super::make::generate;
+use crate::support::{
+    Ran, binary, command_on, expect_of, names_in, read_json, scratch, tiny, typed,
+};
 use k3_engine::stream::pack::{MANIFEST, Pack};
 
 /// Ids asked for where the run is not to come to its end by itself.
@@ -21,7 +23,7 @@ fn send(child: &Child, signal: Signal) {
 }
 
 /// Starts `command`, sends `signal` once `lines` lines of stderr begin with `sign`, and waits.
-fn interrupted(command: &mut Command, (sign, lines): (&str, usize), signal: Signal) -> Output {
+fn interrupted(command: &mut Command, (sign, lines): (&str, usize), signal: Signal) -> Ran {
     let piped = command.stdout(Stdio::piped()).stderr(Stdio::piped());
     let mut child = piped.spawn().unwrap();
     let mut stderr = BufReader::new(child.stderr.take().unwrap());
@@ -36,24 +38,12 @@ fn interrupted(command: &mut Command, (sign, lines): (&str, usize), signal: Sign
     stderr.read_to_string(&mut said).unwrap();
     let mut output = child.wait_with_output().unwrap();
     output.stderr = said.into_bytes();
-    output
+    Ran::of(&output, 4)
 }
 
 #[track_caller]
-fn error_line(output: &Output) -> String {
-    let stderr = text(&output.stderr);
-    assert_eq!(output.status.code(), Some(4), "{stderr}");
-    let errors: Vec<&str> = stderr.lines().filter_map(|l| l.strip_prefix("error: ")).collect();
-    assert_eq!(errors.len(), 1, "{stderr}");
-    errors[0].to_owned()
-}
-
-fn names(folder: &Path) -> Vec<String> {
-    let entries = fs::read_dir(folder).unwrap();
-    let mut names: Vec<String> =
-        entries.map(|entry| entry.unwrap().file_name().to_string_lossy().into_owned()).collect();
-    names.sort();
-    names
+fn error_line(ran: &Ran) -> &str {
+    ran.stderr.lines().find_map(|line| line.strip_prefix("error: ")).expect("an error line")
 }
 
 /// The ids that the line lists are those that a run that is left alone chooses first; logits and
@@ -76,13 +66,12 @@ fn an_interrupted_generate_says_how_far_it_came() {
         assert_eq!(count, format!("interrupted: {} of {MANY}", chosen.len()));
         assert!(chosen.len() >= 3, "{line}");
         let mut whole = generate(&["--gen", &chosen.len().to_string()]);
-        let whole = expect(&mut whole, 0);
-        assert_eq!(text(&whole.stdout).trim_end(), chosen.join(","));
-        assert_eq!(names(folder.path()), Vec::<String>::new());
+        let whole = expect_of(&mut whole, 0);
+        assert_eq!(whole.stdout.trim_end(), chosen.join(","));
+        assert_eq!(names_in(folder.path()), Vec::<String>::new());
         let said = fs::read_to_string(report.path().join("report.txt")).unwrap();
         assert!(said.starts_with("INCOMPLETE: interrupted: "), "{said}");
-        let json = fs::read(report.path().join("report.json")).unwrap();
-        let json: serde_json::Value = serde_json::from_slice(&json).unwrap();
+        let json = read_json(&report.path().join("report.json"));
         assert_eq!(json["complete"], false);
         assert_eq!(json["ids_asked"].to_string(), MANY);
     }
@@ -92,22 +81,20 @@ fn an_interrupted_generate_says_how_far_it_came() {
 /// run that was never stopped.
 #[test]
 fn an_interrupted_run_goes_on_from_its_state() {
-    let folder = tempfile::tempdir().unwrap();
-    let state = folder.path().join("state");
+    let (folder, state) = scratch("state");
     let mut command = generate(&["--gen", MANY]);
     command.arg("--save-state").arg(&state);
     let output = interrupted(&mut command, ("4 ", 1), Signal::INT);
     let line = error_line(&output);
     let chosen = line.split_once(" ids were chosen: ").unwrap().1;
-    assert!(text(&output.stderr).contains("--load-state"));
-    assert_eq!(names(folder.path()), ["state"]);
-    let mut more = binary();
-    more.arg("generate").arg("--model").arg(tiny());
+    assert!(output.stderr.contains("--load-state"));
+    assert_eq!(names_in(folder.path()), ["state"]);
+    let mut more = command_on("generate", &tiny());
     more.args(["--gen", "5", "--load-state"]).arg(&state);
-    let more = text(&expect(&mut more, 0).stdout);
+    let more = expect_of(&mut more, 0).stdout;
     let count = chosen.split(',').count() + 5;
-    let whole = expect(&mut generate(&["--gen", &count.to_string()]), 0);
-    assert_eq!(text(&whole.stdout), format!("{chosen},{more}"));
+    let whole = expect_of(generate(&["--gen", &count.to_string()]), 0);
+    assert_eq!(whole.stdout, format!("{chosen},{more}"));
 }
 
 /// A pack that is interrupted is no pack, and the same command goes on from there.
@@ -118,7 +105,7 @@ fn an_interrupted_pack_is_gone_on_from() {
     let model = folder.path().join("model");
     let mut synth = binary();
     synth.arg("synth").arg(&model);
-    expect(synth.args(["--shape", "tiny", "--layers", "20"]), 0);
+    expect_of(synth.args(["--shape", "tiny", "--layers", "20"]), 0);
     let mut met = 0;
     for signal in [Signal::INT, Signal::TERM] {
         let out = folder.path().join(format!("{signal:?}"));
@@ -133,18 +120,19 @@ fn an_interrupted_pack_is_gone_on_from() {
         let output = child.wait_with_output().unwrap();
         if output.status.code() == Some(4) {
             met += 1;
-            let line = error_line(&output);
+            let ran = Ran::of(&output, 4);
+            let line = error_line(&ran);
             assert!(line.starts_with("interrupted: "), "{line}");
             assert!(line.contains(" of 20 layers are packed"), "{line}");
             assert!(Pack::open(&out).is_err(), "half a pack is none");
         }
         let mut again = binary();
-        let again = expect(again.arg("pack").arg(&model).arg(&out), 0);
+        let again = expect_of(again.arg("pack").arg(&model).arg(&out), 0);
         if output.status.code() == Some(4) {
-            assert!(text(&again.stderr).contains("from an interrupted run"));
+            assert!(again.stderr.contains("from an interrupted run"));
         }
         Pack::open(&out).unwrap();
-        assert_eq!(names(&out).len(), 2, "{:?}", names(&out));
+        assert_eq!(names_in(&out).len(), 2, "{:?}", names_in(&out));
     }
     assert!(met > 0, "no signal met a pack at work");
 }
@@ -153,8 +141,7 @@ fn an_interrupted_pack_is_gone_on_from() {
 #[test]
 fn an_interrupted_ladder_leaves_no_table() {
     let folder = tempfile::tempdir().unwrap();
-    let mut command = binary();
-    command.arg("bench").arg("--model").arg(tiny());
+    let mut command = command_on("bench", &tiny());
     command.args(["--ladder", "64MB", "--repeats", "500", "--gen", "20", "--ids", "1,2,3"]);
     command.arg("--out").arg(folder.path());
     let output = interrupted(&mut command, ("run 2 of 500", 1), Signal::TERM);
@@ -162,7 +149,7 @@ fn an_interrupted_ladder_leaves_no_table() {
     assert!(line.starts_with("interrupted: "), "{line}");
     assert!(line.contains(" of 500 runs were done"), "{line}");
     assert!(output.stdout.is_empty());
-    assert_eq!(names(folder.path()), ["ladder.trace"], "the first run's, whole");
+    assert_eq!(names_in(folder.path()), ["ladder.trace"], "the first run's, whole");
 }
 
 /// The first signal waits for the pass in hand, since a state is asked for; the second does not.
@@ -171,8 +158,7 @@ fn a_second_signal_ends_at_once() {
     let folder = tempfile::tempdir().unwrap();
     // A pass of seconds, under way once the head of its table is there.
     let ids: Vec<u32> = (0..3000).map(|index| index * 37 % 256).collect();
-    let mut command = binary();
-    command.arg("generate").arg("--model").arg(tiny());
+    let mut command = command_on("generate", &tiny());
     command.args(["--gen", "1", "--ids", &typed(&ids)]);
     command.arg("--save-state").arg(folder.path().join("state"));
     let piped = command.stdout(Stdio::piped()).stderr(Stdio::piped());

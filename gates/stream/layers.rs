@@ -6,7 +6,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use super::make::{LAYERS, Unreadable, bits, engine, feed, ids, open, resident, streamed, tiny};
+use super::make::{EXPERTS, LAYERS, Unreadable, engine, feed, open, resident, streamed};
+use crate::support::{bits, ids, tiny};
 use k3_core::host::interrupt::Interrupt;
 use k3_engine::kernels::threads::Threads;
 use k3_engine::model::{EngineSequence, LayerSource};
@@ -52,7 +53,7 @@ fn e09_uses_and_bytes_add_up_at_every_ring() {
     let expected = feed(&engine(&files, &resident()), ids);
     for ring in [1, 2, 3, 4, LAYERS] {
         for pinned in [vec![], vec![0, 4, 12], (0..LAYERS).collect::<Vec<_>>()] {
-            let mut stream = streamed(ring, super::make::EXPERTS);
+            let mut stream = streamed(ring, EXPERTS);
             stream.pinned.clone_from(&pinned);
             let streamed = engine(&files, &stream);
             let mut sequence = EngineSequence::new(Arc::clone(&streamed.engine));

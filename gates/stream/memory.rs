@@ -1,12 +1,9 @@
 //! The memory plan: limits to the byte, long contexts, what is pinned, and measured peaks.
 
-use std::path::Path;
-
-use super::make::{expect, generate, open, text, tiny};
-use k3_checkpoint::ModelShape;
-use k3_checkpoint::plan::visit_layer;
-use k3_engine::memory::{Demand, Wishes, trunk};
-use k3_engine::model::{AttentionKind, Shape, State};
+use super::make::{generate, open};
+use crate::support::{command_on, expect_of, scratch, tiny};
+use k3_engine::memory::{Demand, Wishes};
+use k3_engine::model::{AttentionKind, State};
 
 fn demand(positions: usize) -> Demand {
     let mut demand = open(&tiny(), None).demand(positions, 8);
@@ -120,71 +117,27 @@ fn long_contexts_cost_the_latent_only() {
     assert_eq!(4 * values as u64, short.recurrent_bytes());
 }
 
-/// At the released sizes: 576 floats, and largest-first holds at least as much as a prefix at
-/// every budget, in fact up to a layer-0 more.
-#[test]
-fn released_sizes_pin_more_largest_first() {
-    let Some(root) = std::env::var_os("K3_EXTERNAL") else {
-        println!("NOT RUN: K3_EXTERNAL is unset");
-        return;
-    };
-    let config = Path::new(&root).join("kimi-k3-released/config.json");
-    let raw = k3_checkpoint::config::read(&config).unwrap();
-    let shape = Shape::derive(&raw).unwrap();
-    assert_eq!(shape.cache_width(), 576);
-    let model = ModelShape::derive(&raw).unwrap();
-    let size = |layer| {
-        let mut bytes = 0;
-        visit_layer(&model, layer, |tensor| {
-            if tensor.expert.is_none() {
-                bytes += tensor.byte_len();
-            }
-        });
-        bytes
-    };
-    let sizes: Vec<u64> = (0..93).map(size).collect();
-    let total: u64 = sizes.iter().sum();
-    // What the published pack holds, but for its padding.
-    assert!((108_500_000_000..109_000_000_000).contains(&total), "{total}");
-    for gb in [5, 6, 8, 12, 16, 24, 32, 48, 64, 96, 110] {
-        let budget = gb * 1_000_000_000;
-        let ours = trunk::choose(&sizes, 2, budget).unwrap();
-        let prefix = trunk::prefix(&sizes, 2, budget).unwrap();
-        println!(
-            "{gb:>4} GB: largest first pins {:.2} GB ({} layers), a prefix {:.2} GB ({})",
-            ours.pinned_bytes as f64 / 1e9,
-            ours.layers.len(),
-            prefix.pinned_bytes as f64 / 1e9,
-            prefix.layers.len()
-        );
-        assert!(ours.pinned_bytes >= prefix.pinned_bytes);
-    }
-}
-
 /// E05: a limit below the need is refused with both numbers and exit 5, one above it runs, however
 /// full the page cache is.
 #[test]
 fn e05_memory_limits_refuse_and_run() {
-    let output = expect(&mut generate(&["--gen", "2", "--memory", "1MB"]), 5);
-    let stderr = text(&output.stderr);
+    let output = expect_of(generate(&["--gen", "2", "--memory", "1MB"]), 5);
+    let stderr = output.stderr;
     assert!(stderr.contains("refused") && stderr.contains("the limit is 1.000 MB"), "{stderr}");
     assert!(stderr.lines().any(|line| line.starts_with("hint: ")), "{stderr}");
-    expect(&mut generate(&["--gen", "2", "--memory", "64MB"]), 0);
+    expect_of(generate(&["--gen", "2", "--memory", "64MB"]), 0);
 }
 
 /// E07: a model whose vocabulary is most of it: the peak is within the stated distance of the
 /// plan, which a second copy of either table would break; streaming the vocabulary saves both.
 #[test]
 fn e07_the_measured_peak_is_the_planned_one() {
-    let folder = tempfile::tempdir().unwrap();
-    let model = folder.path().join("wide");
-    super::widen::widen_vocabulary(&tiny(), &model, 400_000);
+    let (_folder, model) = scratch("wide");
+    crate::support::widen::widen_vocabulary(&tiny(), &model, 400_000);
     let report = |arguments: &[&str]| {
-        let mut command = super::make::binary();
-        command.arg("generate").arg("--model").arg(&model);
+        let mut command = command_on("generate", &model);
         command.args(["--ids", "5,6,7", "--gen", "2", "--format", "json"]);
-        let output = expect(command.args(arguments), 0);
-        serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
+        expect_of(command.args(arguments), 0).json()
     };
     let resident = report(&[]);
     let bytes = |report: &serde_json::Value, field: &str| report["peak"][field].as_u64().unwrap();

@@ -6,9 +6,8 @@ use std::path::{Path, PathBuf};
 use std::process::Stdio;
 use std::time::Duration;
 
-use super::make::{
-    binary, copy_folder, engine, expect, feed, ids, open, resident, streamed, text, tiny,
-};
+use super::make::{engine, feed, generate, open, resident, streamed};
+use crate::support::{binary, copy_folder, expect_of, ids, read_json, scratch, tiny};
 use k3_engine::stream::pack::{MANIFEST, Pack, PackError, pack};
 
 fn packed(model: &Path) -> tempfile::TempDir {
@@ -20,7 +19,7 @@ fn packed(model: &Path) -> tempfile::TempDir {
 }
 
 fn manifest(folder: &Path) -> serde_json::Value {
-    serde_json::from_slice(&fs::read(folder.join(MANIFEST)).unwrap()).unwrap()
+    read_json(&folder.join(MANIFEST))
 }
 
 /// E02: sizes of the tiny oracle are odd; runs in the pack are not. The bits are those of the
@@ -182,7 +181,7 @@ fn a_killed_pack_leaves_nothing_half_made() {
             pack.runs_for(&open(&tiny(), None).checkpoint, 13).unwrap();
         }
     }
-    expect(binary().arg("pack").arg(tiny()).arg(folder.path()), 0);
+    expect_of(binary().arg("pack").arg(tiny()).arg(folder.path()), 0);
     let ids = &ids("full_ids")[..4];
     let files = open(&tiny(), Some(folder.path()));
     let expected = feed(&engine(&open(&tiny(), None), &resident()), ids);
@@ -203,15 +202,14 @@ fn a_pack_is_replaced_as_a_whole() {
         .unwrap();
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 2);
     open(other.path(), Some(folder.path()));
-    let mut command = super::make::generate(&["--gen", "1"]);
-    let output = expect(command.arg("--trunk").arg(folder.path()), 3);
-    let stderr = super::make::text(&output.stderr);
+    let mut command = generate(&["--gen", "1"]);
+    let output = expect_of(command.arg("--trunk").arg(folder.path()), 3);
+    let stderr = output.stderr;
     assert!(stderr.contains("made from checkpoint") && stderr.contains("hint: "), "{stderr}");
 }
 
 fn scattered() -> (tempfile::TempDir, PathBuf) {
-    let folder = tempfile::tempdir().unwrap();
-    let model = folder.path().join("model");
+    let (folder, model) = scratch("model");
     fs::create_dir_all(&model).unwrap();
     let checkpoint = k3_checkpoint::Checkpoint::open(&tiny()).unwrap();
     fs::copy(tiny().join("config.json"), model.join("config.json")).unwrap();
@@ -240,8 +238,8 @@ fn scattered() -> (tempfile::TempDir, PathBuf) {
 fn a_scattered_layer_is_refused_by_pack_and_read_from_its_shards() {
     let (_folder, model) = scattered();
     let out = tempfile::tempdir().unwrap();
-    let output = expect(binary().arg("pack").arg(&model).arg(out.path().join("p")), 3);
-    let stderr = text(&output.stderr);
+    let output = expect_of(binary().arg("pack").arg(&model).arg(out.path().join("p")), 3);
+    let stderr = output.stderr;
     assert!(stderr.contains("layer 3") && stderr.contains("2 pieces"), "{stderr}");
     assert!(!out.path().join("p").exists());
     let ids = &ids("full_ids")[..6];

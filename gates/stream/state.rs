@@ -6,10 +6,8 @@ use std::process::Stdio;
 use std::sync::Arc;
 use std::time::Duration;
 
-use super::make::{
-    binary, bits, engine, engine_of, expect, feed, generate, ids, open, resident, streamed, text,
-    tiny, typed,
-};
+use super::make::{engine, engine_of, feed, generate, open, resident, streamed};
+use crate::support::{binary, bits, command_on, expect_of, ids, scratch, tiny, typed};
 use k3_checkpoint::identity::Identity;
 use k3_engine::generate::state_file::{Header, SavedState, save};
 use k3_engine::model::{EngineOptions, EngineSequence};
@@ -133,7 +131,7 @@ fn g05_every_bad_state_is_refused() {
     }
     save(&path, &long, &state).unwrap();
     command.arg("--model").arg(tiny()).arg("--load-state").arg(&path);
-    let stderr = text(&expect(&mut command, 5).stderr);
+    let stderr = expect_of(&mut command, 5).stderr;
     assert!(stderr.contains("refused"), "{stderr}");
 }
 
@@ -143,8 +141,7 @@ fn g05_a_restored_run_goes_on_in_the_same_bits() {
     let folder = tempfile::tempdir().unwrap();
     let file = |name: &str| folder.path().join(name).display().to_string();
     let json = |command: &mut std::process::Command| {
-        let output = expect(command.args(["--format", "json"]), 0);
-        serde_json::from_slice::<serde_json::Value>(&output.stdout).unwrap()
+        expect_of(command.args(["--format", "json"]), 0).json()
     };
     let whole = json(&mut generate(&["--gen", "9", "--dump-logits", &file("whole")]));
     let first = json(&mut generate(&[
@@ -155,8 +152,7 @@ fn g05_a_restored_run_goes_on_in_the_same_bits() {
         "--save-state",
         &file("state"),
     ]));
-    let mut command = binary();
-    command.arg("generate").arg("--model").arg(tiny());
+    let mut command = command_on("generate", &tiny());
     command.args(["--gen", "5", "--ring", "2", "--trunk-gb", "0.001", "--expert-slots", "2"]);
     command.args(["--load-state", &file("state"), "--dump-logits", &file("second")]);
     let second = json(&mut command);
@@ -173,16 +169,14 @@ fn g05_a_restored_run_goes_on_in_the_same_bits() {
 /// G05: a kill at any moment of a save leaves the old state or the new one, whole.
 #[test]
 fn g05_a_killed_save_leaves_a_whole_state() {
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("state");
+    let (_folder, path) = scratch("state");
     let save = |ids: &[u32]| {
-        let mut command = binary();
-        command.arg("generate").arg("--model").arg(tiny());
+        let mut command = command_on("generate", &tiny());
         command.args(["--gen", "1", "--ids", &typed(ids)]);
         command.arg("--save-state").arg(&path);
         command
     };
-    expect(&mut save(&[1, 2, 3]), 0);
+    expect_of(&mut save(&[1, 2, 3]), 0);
     let mut seen = std::collections::BTreeSet::new();
     for delay in [1, 5, 10, 15, 20, 25, 30, 40] {
         let mut command = save(&[4, 5, 6, 7]);
@@ -206,8 +200,7 @@ fn a06_state_through_a_file_at_every_position() {
     let streamed = engine(&files, &resident());
     let ids = &ids("full_ids")[..12];
     let expected = feed(&streamed, ids);
-    let folder = tempfile::tempdir().unwrap();
-    let path = folder.path().join("state");
+    let (_folder, path) = scratch("state");
     let vocabulary = files.shape.vocabulary;
     for cut in 1..ids.len() {
         let mut sequence = EngineSequence::new(Arc::clone(&streamed.engine));

@@ -5,7 +5,8 @@ use std::os::unix::fs::MetadataExt as _;
 use k3_checkpoint::names::EXPERT_ROLES;
 use k3_checkpoint::{Binding, Checkpoint, Dtype, Role, TensorId};
 
-use super::{expect, files};
+use super::expect;
+use crate::support::files_in;
 
 /// Order of writing or number of threads in the bytes would make two people's files differ.
 #[test]
@@ -14,7 +15,7 @@ fn threads_change_no_byte() {
     let made = [1, 2, 5].map(|threads| {
         let out = folder.path().join(format!("{threads}"));
         expect(&out, &format!("--probe 0 --threads {threads}"), 0);
-        files(&out)
+        files_in(&out)
     });
     // 13 layers, embedding and head, index, config.
     assert_eq!(made[0].len(), 16);
@@ -44,13 +45,13 @@ fn an_interrupted_run_goes_on() {
     part.set_len(20_000).unwrap();
     part.set_len(2_000_000).unwrap();
     let before: Vec<_> = [1, 3, 4, 6].map(|n| shard(n).metadata().unwrap()).into();
-    let (text, _) = expect(&out, "--probe 0 --threads 3", 0);
+    let text = expect(&out, "--probe 0 --threads 3", 0).stdout;
     assert!(text.contains("10 shards were there"), "{text}");
     for (n, before) in [1, 3, 4, 6].into_iter().zip(before) {
         let after = shard(n).metadata().unwrap();
         assert_eq!((after.ino(), after.mtime_nsec()), (before.ino(), before.mtime_nsec()));
     }
-    assert!(files(&whole) == files(&out));
+    assert!(files_in(&whole) == files_in(&out));
 }
 
 /// A shard of the right size with other bytes, as after a power cut, must not be kept.
@@ -64,7 +65,7 @@ fn a_damaged_shard_is_not_taken_for_whole() {
         let mut damaged = whole.clone();
         damaged[start..end].fill(0);
         std::fs::write(&path, &damaged).unwrap();
-        let (_, error) = expect(folder.path(), "--probe 0 --layers 2", 2);
+        let error = expect(folder.path(), "--probe 0 --layers 2", 2).stderr;
         assert!(error.contains("model-00002-of-000003.safetensors"), "{error}");
         assert_eq!(std::fs::read(&path).unwrap(), damaged);
     }
@@ -78,7 +79,7 @@ fn sizes_change_only_what_they_must() {
     let make = |name: &str, arguments: &str| {
         let out = folder.path().join(name);
         expect(&out, &format!("--probe 0 {arguments}"), 0);
-        files(&out)
+        files_in(&out)
     };
     let shard = |n: usize, count: usize| format!("model-{n:05}-of-{count:06}.safetensors");
     let whole = make("whole", "");

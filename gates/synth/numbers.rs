@@ -13,6 +13,7 @@ use k3_reference::local::{Arithmetic, LocalValues, recompute};
 use k3_reference::{Model, StageHook};
 
 use super::expect;
+use crate::support::largest_difference;
 
 /// Factor on the measured noise floor for a comparison end to end.
 const CHAINED_FACTOR: f64 = 8.0;
@@ -80,12 +81,6 @@ fn logits(dump: &StageDump) -> Vec<f64> {
     }
 }
 
-fn distance(a: &[f64], b: &[f64]) -> f64 {
-    assert_eq!(a.len(), b.len());
-    let pairs = a.iter().zip(b);
-    pairs.fold(0.0, |max: f64, (a, b)| max.max((a - b).abs()))
-}
-
 /// Engine and reference on a synthetic model; then the engine with another ε in MLA, which the
 /// same check must see.
 fn engine_agrees(arguments: &str, count: u32) {
@@ -100,8 +95,8 @@ fn engine_agrees(arguments: &str, count: u32) {
 
     let right = model.sequence().feed(&ids, &mut NoStages).unwrap().values;
     let mut stored = model.sequence_with(&StoredInF32);
-    let floor = distance(&stored.feed(&ids, &mut NoStages).unwrap().values, &right);
-    let got = distance(&logits(&dump), &right);
+    let floor = largest_difference(&stored.feed(&ids, &mut NoStages).unwrap().values, &right);
+    let got = largest_difference(&logits(&dump), &right);
     println!("{arguments}: logits differ by {got:e}, floor {floor:e}");
     assert!(floor > 0.0 && got <= CHAINED_FACTOR * floor, "{got:e}, floor {floor:e}");
 

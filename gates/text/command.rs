@@ -1,18 +1,17 @@
 //! `tokenize` from outside: ids and back, exit codes, lines of error, closed pipes.
 
-use std::io::{Read as _, Write as _};
-use std::path::Path;
-use std::process::{Command, Output, Stdio};
+use std::io::Write as _;
+use std::process::{Output, Stdio};
 
 use k3_text::{K3_RANKS, UNICODE_VERSION};
 use serde_json::Value;
 
-use super::make::{bytes_and, rank_file, write_folder};
-use super::support::{arg, expect};
+use crate::support::vocabulary::{bytes_and, rank_file, write_folder};
+use crate::support::{Ran, arg, binary, expect, read_and_close, scratch};
 
 /// Runs `tokenize` with an input on stdin.
 pub fn tokenize(arguments: &[&str], input: &[u8]) -> Output {
-    let mut child = Command::new(env!("CARGO_BIN_EXE_k3-verify"))
+    let mut child = binary()
         .arg("tokenize")
         .args(arguments)
         .stdin(Stdio::piped())
@@ -25,25 +24,15 @@ pub fn tokenize(arguments: &[&str], input: &[u8]) -> Output {
     child.wait_with_output().unwrap()
 }
 
-#[track_caller]
-fn said(output: &Output, code: i32) -> String {
-    let stderr = String::from_utf8(output.stderr.clone()).unwrap();
-    assert_eq!(output.status.code(), Some(code), "{stderr}");
-    assert!(!stderr.contains("panicked"), "{stderr}");
-    let errors = stderr.lines().filter(|line| line.starts_with("error: "));
-    assert_eq!(errors.count(), usize::from(code != 0), "{stderr}");
-    stderr
-}
-
 /// Ids are one line; as JSON a field; and they decode to the very bytes, halves of characters and
 /// the mark at the start of a file included.
 #[test]
 fn there_and_back() {
     let text = "\u{feff}hello world!\r\n<|open|> \u{1f44d}";
     let line = tokenize(&["-"], text.as_bytes());
-    said(&line, 0);
+    Ran::of(&line, 0);
     let json = tokenize(&["--format", "json", "-"], text.as_bytes());
-    let report: Value = serde_json::from_slice(&json.stdout).unwrap();
+    let report = Ran::of(&json, 0).json();
     let ids: Vec<String> = report["ids"].as_array().unwrap().iter().map(Value::to_string).collect();
     assert_eq!(line.stdout, format!("{}\n", ids.join(",")).as_bytes());
     assert_eq!(report["special"], "text");
@@ -54,14 +43,14 @@ fn there_and_back() {
     let spaced = ids.join(" ,\n ");
     for ids in [&line.stdout[..], spaced.as_bytes()] {
         let back = tokenize(&["--decode", "-"], ids);
-        said(&back, 0);
+        Ran::of(&back, 0);
         assert_eq!(back.stdout, text.as_bytes());
     }
     // The first byte of a thumb alone.
     let half = tokenize(&["--decode", "-"], b"172");
     assert_eq!(half.stdout.len(), 1);
     let json = tokenize(&["--decode", "--format", "json", "-"], b"172");
-    let report: Value = serde_json::from_slice(&json.stdout).unwrap();
+    let report = Ran::of(&json, 0).json();
     assert_eq!((&report["text"], &report["is_utf8"]), (&"\u{fffd}".into(), &false.into()));
 }
 
@@ -71,7 +60,7 @@ fn d05_markers_by_default() {
     let text = b"a<|close|>message<|sep|><|end_of_msg|>";
     let ids = |arguments: &[&str]| {
         let output = tokenize(arguments, text);
-        said(&output, 0);
+        Ran::of(&output, 0);
         String::from_utf8(output.stdout).unwrap()
     };
     assert_eq!(ids(&["--special", "token", "-"]), "64,163588,2778,163589,163586\n");
@@ -79,7 +68,7 @@ fn d05_markers_by_default() {
     let below = |id: &str| id.parse::<usize>().unwrap() < K3_RANKS;
     assert!(ids(&["-"]).trim().split(',').all(below));
     for (command, says) in [("tokenize", "[default: text]"), ("generate", "--special")] {
-        let help = expect(&[command, "--help"], 0).0;
+        let help = expect(&[command, "--help"], 0).stdout;
         let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
         assert!(help.contains(says) && help.contains("plain text unless"), "{help}");
     }
@@ -89,17 +78,17 @@ fn d05_markers_by_default() {
 #[test]
 fn d10_nothing_is_nothing() {
     let output = tokenize(&["-"], b"");
-    said(&output, 0);
+    Ran::of(&output, 0);
     assert_eq!(output.stdout, b"\n");
     let output = tokenize(&["--decode", "-"], b" \n");
-    said(&output, 0);
+    Ran::of(&output, 0);
     assert!(output.stdout.is_empty());
 }
 
 /// D11: the version of the tables is told.
 #[test]
 fn d11_the_help_names_the_unicode_version() {
-    let help = expect(&["tokenize", "--help"], 0).0;
+    let help = expect(&["tokenize", "--help"], 0).stdout;
     let help = help.split_whitespace().collect::<Vec<_>>().join(" ");
     assert!(help.contains(&format!("Unicode {UNICODE_VERSION}")), "{help}");
 }
@@ -107,9 +96,9 @@ fn d11_the_help_names_the_unicode_version() {
 /// Bytes that are not UTF-8 are refused at their place, and so is what is no list of ids.
 #[test]
 fn inputs_that_are_none() {
-    let stderr = said(&tokenize(&["-"], b"ab\xc3\xa9\xffc"), 3);
+    let stderr = Ran::of(&tokenize(&["-"], b"ab\xc3\xa9\xffc"), 3).stderr;
     assert!(stderr.contains("stdin: byte 4: expected UTF-8, got 0xFF"), "{stderr}");
-    said(&tokenize(&["-"], b"ab\xe4\xbd"), 3);
+    Ran::of(&tokenize(&["-"], b"ab\xe4\xbd"), 3);
     for (ids, says) in [
         ("1,,2", "byte 2"),
         ("1,", "byte 2"),
@@ -124,10 +113,10 @@ fn inputs_that_are_none() {
     ] {
         let output = tokenize(&["--decode", "-"], ids.as_bytes());
         assert!(output.stdout.is_empty());
-        let stderr = said(&output, 3);
+        let stderr = Ran::of(&output, 3).stderr;
         assert!(stderr.contains(says), "{ids}: {stderr}");
     }
-    let stderr = expect(&["tokenize", "/no/such/file"], 3).1;
+    let stderr = expect(&["tokenize", "/no/such/file"], 3).stderr;
     assert!(stderr.contains("/no/such/file: no such file"), "{stderr}");
     for wrong in [
         &["tokenize"][..],
@@ -152,37 +141,26 @@ fn d13_the_vocabulary_of_a_folder() {
     let config = r#"{"added_tokens_decoder":{}}"#;
     let output = run(&ranks, config);
     assert_eq!(output.stdout, b"258,100\n");
-    assert!(said(&output, 0).contains("260 ranks"));
-    let stderr = said(&run(&ranks.replace("YWI= 256", "YWI= 25x"), config), 3);
+    assert!(Ran::of(&output, 0).stderr.contains("260 ranks"));
+    let stderr = Ran::of(&run(&ranks.replace("YWI= 256", "YWI= 25x"), config), 3).stderr;
     let line =
         "tiktoken.model: line 257: expected a rank from 0 to 163583 in decimal digits, got \"25x\"";
     assert!(stderr.contains(line), "{stderr}");
-    let stderr = said(&run(&ranks.replace("4g== 226", "YWJj 226"), config), 3);
+    let stderr = Ran::of(&run(&ranks.replace("4g== 226", "YWJj 226"), config), 3).stderr;
     assert!(stderr.contains("line 259: expected every token once"), "{stderr}");
-    let stderr = said(&run(&ranks.replace("4g== 226", "YWJjZA== 226"), config), 3);
+    let stderr = Ran::of(&run(&ranks.replace("4g== 226", "YWJjZA== 226"), config), 3).stderr;
     assert!(stderr.contains("0xE2"), "{stderr}");
-    let stderr = said(&run(&ranks, "{}"), 3);
+    let stderr = Ran::of(&run(&ranks, "{}"), 3).stderr;
     assert!(stderr.contains("tokenizer_config.json: added_tokens_decoder"), "{stderr}");
-    let stderr = said(&tokenize(&["--tokenizer", arg(&path.join("none")), "-"], b"a"), 3);
+    let stderr = Ran::of(&tokenize(&["--tokenizer", arg(&path.join("none")), "-"], b"a"), 3).stderr;
     assert!(stderr.contains("no such file"), "{stderr}");
 }
 
 /// A reader that closes the pipe early is no error.
 #[test]
 fn a_closed_pipe_is_quiet() {
-    let folder = tempfile::tempdir().unwrap();
-    let text = folder.path().join("text");
+    let (_folder, text) = scratch("text");
     std::fs::write(&text, "aA".repeat(300_000)).unwrap();
-    let mut child = Command::new(env!("CARGO_BIN_EXE_k3-verify"))
-        .args(["tokenize", arg(Path::new(&text))])
-        .stdout(Stdio::piped())
-        .stderr(Stdio::piped())
-        .spawn()
-        .unwrap();
-    let mut first = [0; 10];
-    let mut stdout = child.stdout.take().unwrap();
-    stdout.read_exact(&mut first).unwrap();
-    drop(stdout);
-    let output = child.wait_with_output().unwrap();
+    let output = read_and_close(binary().args(["tokenize", arg(&text)]), 10);
     assert_eq!((output.status.code(), output.stderr.len()), (Some(0), 0));
 }

@@ -9,7 +9,7 @@ use k3_text::pieces::{Splitter, apart};
 use k3_text::{K3_RANKS, K3_VOCABULARY, Special, UNICODE_VERSION};
 use proptest::prelude::*;
 
-use super::make::{both, built_in, plain, small, table};
+use crate::support::vocabulary::{both, built_in, plain, small, table};
 
 fn splitter() -> &'static Splitter {
     static READY: OnceLock<Splitter> = OnceLock::new();

@@ -3,7 +3,7 @@
 use k3_text::Utf8Stream;
 use proptest::prelude::*;
 
-use super::make::{plain, small};
+use crate::support::vocabulary::{plain, small};
 
 /// The chunks of bytes given one by one, the end included.
 fn chunks(bytes: &[u8]) -> Vec<String> {

@@ -5,7 +5,7 @@ use std::path::Path;
 use k3_checkpoint::Malformed;
 use k3_text::{Markers, RankTable, Tokenizer};
 
-use super::make::{bytes_and, plain, rank_file, refused, write_folder};
+use crate::support::vocabulary::{bytes_and, plain, rank_file, refused, write_folder};
 
 fn parsed(text: &str) -> RankTable {
     RankTable::parse(text.as_bytes(), Path::new("tiktoken.model")).unwrap()

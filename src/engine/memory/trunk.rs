@@ -4,7 +4,7 @@
 //! how full the budget gets. Slots of the ring must hold the largest layer that is not pinned:
 //! pinning the largest layers first makes the slots smaller as well. On the released sizes
 //! (layer 0 is dense and twice the others) this holds more than a prefix of the layers at every
-//! budget; `gates/stream` compares the two.
+//! budget; `gates/outside/commands.rs` compares the two.
 
 /// A choice of pinned layers.
 #[derive(Debug, Clone, PartialEq, Eq, Default)]

@@ -1,6 +1,4 @@
-//! Small traces, and the outside data.
-
-use std::path::PathBuf;
+//! Small traces and the plan of a study.
 
 use k3_cache::policy::PolicyName;
 use k3_cache::shape::ModelShape;
@@ -30,16 +28,6 @@ pub const FLAT: ModelShape = ModelShape {
     top_k: 1,
     expert_bytes: 1_000_000,
 };
-
-/// The folder of outside data, or a printed NOT RUN.
-pub fn external(what: &str) -> Option<PathBuf> {
-    let folder = std::env::var_os("K3_EXTERNAL").map(PathBuf::from);
-    let path = folder.map(|folder| folder.join(what)).filter(|path| path.exists());
-    if path.is_none() {
-        println!("NOT RUN: {what} is not there (K3_EXTERNAL)");
-    }
-    path
-}
 
 /// A flat trace of single requests.
 pub fn flat(requests: &[u32]) -> Trace {

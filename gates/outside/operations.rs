@@ -7,6 +7,7 @@ use std::sync::Arc;
 use serde_json::Value;
 
 use super::external;
+use crate::support::read_json;
 use k3_core::config::RawConfig;
 use k3_core::stages::NoStages;
 use k3_engine::kernels::convolution::shift_history;
@@ -31,10 +32,9 @@ struct Fixture {
 }
 
 impl Fixture {
-    fn open(name: &str) -> Option<Self> {
-        let path = external("kimi-k3-in-c-ops")?.join(format!("{name}.json"));
-        let json = serde_json::from_slice(&std::fs::read(path).unwrap()).unwrap();
-        Some(Self { json, prefix: "", suffix: "" })
+    fn open(name: &str) -> Self {
+        let path = external("kimi-k3-in-c-ops").join(format!("{name}.json"));
+        Self { json: read_json(&path), prefix: "", suffix: "" }
     }
 
     fn named(mut self, prefix: &'static str, suffix: &'static str) -> Self {
@@ -77,7 +77,7 @@ fn assert_near(what: &str, ours: &[f32], theirs: &[f32]) {
 
 /// The configuration the fixtures were made with: the tiny one, with a narrower expert.
 fn raw() -> RawConfig {
-    let config = external("tiny-k3-a").unwrap().join("model/config.json");
+    let config = external("tiny-k3-a/model/config.json");
     RawConfig { moe_intermediate_size: 48, ..k3_checkpoint::config::read(&config).unwrap() }
 }
 
@@ -149,11 +149,8 @@ fn shape() -> Shape {
     Shape::derive(&raw()).unwrap()
 }
 
-#[test]
-fn op_rmsnorm() {
-    let Some(fixture) = Fixture::open("rmsnorm") else {
-        return;
-    };
+pub fn op_rmsnorm() {
+    let fixture = Fixture::open("rmsnorm");
     let (x, weight) = (fixture.plain("in"), fixture.plain("weight"));
     let mut out = vec![0.0; x.len()];
     for (x, out) in x.chunks(128).zip(out.chunks_mut(128)) {
@@ -162,11 +159,8 @@ fn op_rmsnorm() {
     assert_near("rmsnorm", &out, &fixture.plain("out"));
 }
 
-#[test]
-fn op_situ_glu() {
-    let Some(fixture) = Fixture::open("situ_glu") else {
-        return;
-    };
+pub fn op_situ_glu() {
+    let fixture = Fixture::open("situ_glu");
     let mut out = vec![0.0; 48];
     let x = fixture.plain("in");
     let caps = shape().caps;
@@ -178,11 +172,8 @@ fn op_situ_glu() {
 }
 
 /// Outputs, the state after five tokens, and one more token from that state.
-#[test]
-fn op_shortconv() {
-    let Some(fixture) = Fixture::open("shortconv") else {
-        return;
-    };
+pub fn op_shortconv() {
+    let fixture = Fixture::open("shortconv");
     let (x, taps) = (fixture.plain("in"), fixture.plain("weight"));
     let mut history = vec![0.0; 3 * 64];
     let token = |history: &mut Vec<f32>, x: &[f32], out: &mut [f32]| {
@@ -204,11 +195,8 @@ fn op_shortconv() {
     assert_near("shortconv next", &out, &fixture.plain("out_next"));
 }
 
-#[test]
-fn op_kda_decay() {
-    let Some(fixture) = Fixture::open("kda_decay") else {
-        return;
-    };
+pub fn op_kda_decay() {
+    let fixture = Fixture::open("kda_decay");
     let (z, bias, a_log) = (fixture.plain("z"), fixture.plain("dt_bias"), fixture.plain("A_log"));
     let mut g = vec![0.0; z.len()];
     for (place, (z, g)) in z.chunks(16).zip(g.chunks_mut(16)).enumerate() {
@@ -222,12 +210,9 @@ fn op_kda_decay() {
     assert_near("kda_decay alpha", &g, &fixture.plain("alpha"));
 }
 
-#[test]
-fn op_kda_recur1_and_recur8() {
+pub fn op_kda_recur1_and_recur8() {
     for name in ["kda_recur1", "kda_recur8"] {
-        let Some(fixture) = Fixture::open(name) else {
-            return;
-        };
+        let fixture = Fixture::open(name);
         let tensor = |name| fixture.plain(name);
         let (q, k, v) = (tensor("q"), tensor("k"), tensor("v"));
         let (alpha, beta) = (tensor("alpha"), tensor("beta"));
@@ -274,12 +259,9 @@ fn layer_around(fixture: &Fixture, attention: AttentionWeights, width: usize) ->
     }
 }
 
-#[test]
-fn op_kda_layer1_and_layer8() {
+pub fn op_kda_layer1_and_layer8() {
     for (name, tokens) in [("kda_layer1", 1), ("kda_layer8", 8)] {
-        let Some(fixture) = Fixture::open(name) else {
-            return;
-        };
+        let fixture = Fixture::open(name);
         let weights = Box::new(kda_weights(&fixture, KDA_NAMES));
         let layer = layer_around(&fixture, AttentionWeights::Kda(weights.clone()), 64);
         let mut bench = bench(0, Vec::new());
@@ -291,11 +273,8 @@ fn op_kda_layer1_and_layer8() {
     }
 }
 
-#[test]
-fn op_router() {
-    let Some(fixture) = Fixture::open("router") else {
-        return;
-    };
+pub fn op_router() {
+    let fixture = Fixture::open("router");
     let (x, bias) = (fixture.plain("in"), fixture.plain("bias"));
     let gate = Matrix::from_f32(8, 128, &fixture.plain("gate_weight")).unwrap();
     let weighting = shape().weighting;
@@ -315,11 +294,8 @@ fn op_router() {
 }
 
 /// Nine sources, and one: a single source is itself.
-#[test]
-fn op_attnres() {
-    let Some(fixture) = Fixture::open("attnres") else {
-        return;
-    };
+pub fn op_attnres() {
+    let fixture = Fixture::open("attnres");
     let folded = fold(&fixture.plain("norm_weight"), &fixture.plain("proj_weight"));
     assert_near("fold", &folded, &fixture.plain("fold_hint"));
     let (prefix, banks) = (fixture.plain("prefix_sum"), fixture.plain("block_residual"));
@@ -335,11 +311,8 @@ fn op_attnres() {
     assert_eq!(&out[..128], &prefix[..128]);
 }
 
-#[test]
-fn op_mla() {
-    let Some(fixture) = Fixture::open("mla") else {
-        return;
-    };
+pub fn op_mla() {
+    let fixture = Fixture::open("mla");
     let fixture = fixture.named("", "_weight");
     let weights = Box::new(mla_weights(&fixture));
     let layer = layer_around(&fixture, AttentionWeights::Mla(weights.clone()), 64);
@@ -353,11 +326,8 @@ fn op_mla() {
     assert_near("mla rope part", &rope, &fixture.plain("k_rope"));
 }
 
-#[test]
-fn op_moe() {
-    let Some(fixture) = Fixture::open("moe") else {
-        return;
-    };
+pub fn op_moe() {
+    let fixture = Fixture::open("moe");
     let fixture = fixture.named("", "_weight");
     let (weights, experts) = moe_weights(&fixture);
     let out = bench(1, experts).moe(1, &weights, &fixture.plain("in")).unwrap();
@@ -365,12 +335,9 @@ fn op_moe() {
 }
 
 /// Two whole decoder layers: 1 (KDA, no banking) and 3 (MLA, banks).
-#[test]
-fn op_layer_kda_and_layer_mla() {
+pub fn op_layer_kda_and_layer_mla() {
     for (name, index) in [("layer_kda", 1), ("layer_mla", 3)] {
-        let Some(fixture) = Fixture::open(name) else {
-            return;
-        };
+        let fixture = Fixture::open(name);
         let attention =
             Fixture { json: fixture.json.clone(), prefix: "self_attn_", suffix: "_weight" };
         let names = [
@@ -414,13 +381,8 @@ fn op_layer_kda_and_layer_mla() {
 }
 
 /// The released MXFP4 bytes decode bit for bit; the swapped nibble order does not.
-#[test]
-fn released_mxfp4_bytes_decode_exactly() {
-    let Some(folder) = external("kimi-k3-mxfp4") else {
-        return;
-    };
-    let json: Value =
-        serde_json::from_slice(&std::fs::read(folder.join("mxfp4.json")).unwrap()).unwrap();
+pub fn released_mxfp4_bytes_decode_exactly() {
+    let json = read_json(&external("kimi-k3-mxfp4/mxfp4.json"));
     let bytes = |name: &str| -> Vec<u8> {
         let data = json[name]["data"].as_array().unwrap_or_else(|| json[name].as_array().unwrap());
         data.iter().map(|value| value.as_u64().unwrap() as u8).collect()

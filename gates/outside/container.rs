@@ -5,8 +5,8 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use super::make::{binary, expect, ids, text, tiny, typed};
-use super::widen::widen_vocabulary;
+use crate::support::widen::widen_vocabulary;
+use crate::support::{binary, expect_of, ids, scratch, tiny, typed};
 
 /// Where control groups are mounted.
 const ROOT: &str = "/sys/fs/cgroup";
@@ -70,6 +70,11 @@ impl Group {
     }
 }
 
+/// Whether this user may make such a group.
+pub fn is_possible() -> bool {
+    Group::create().is_some()
+}
+
 /// File names of both versions.
 const V1: (&str, &str) = ("memory.limit_in_bytes", "memory.max_usage_in_bytes");
 const V2: (&str, &str) = ("memory.max", "memory.peak");
@@ -84,16 +89,11 @@ impl Drop for Group {
 /// A model with 80 MB of embedding and head in a group of 64 MB: refused with the group's number
 /// while its plan is the larger one, run within the group by the preset that streams both, with
 /// the ids of a run without a limit.
-#[test]
-fn e05_the_limit_of_a_container_is_kept() {
-    let Some(group) = Group::create() else {
-        println!("NOT RUN: no memory control group can be made here");
-        return;
-    };
+pub fn e05_the_limit_of_a_container_is_kept() {
+    let group = Group::create().expect("a memory control group");
     let limit = 64 << 20;
     group.allow(limit);
-    let folder = tempfile::tempdir().unwrap();
-    let model = folder.path().join("model");
+    let (_folder, model) = scratch("model");
     widen_vocabulary(&tiny(), &model, 320_000);
     let command = |what: &str, more: &[&str]| {
         let mut command = binary();
@@ -101,8 +101,8 @@ fn e05_the_limit_of_a_container_is_kept() {
         command
     };
     let plan = command("plan", &["--preset", "ultra", "--positions", "64", "--format", "json"]);
-    let output = expect(&mut group.enter(&plan), 0);
-    let report: serde_json::Value = serde_json::from_slice(&output.stdout).unwrap();
+    let output = expect_of(group.enter(&plan), 0);
+    let report = output.json();
     assert_eq!(report["provenance"]["group_limit_bytes"], limit);
     let allowed = report["plan"]["limit_bytes"].as_u64().unwrap();
     let machine = report["provenance"]["machine_bytes"].as_u64().unwrap();
@@ -112,12 +112,12 @@ fn e05_the_limit_of_a_container_is_kept() {
     let prompt = typed(&ids("prompt_ids"));
     let run =
         |more: &[&str]| command("generate", &[&["--ids", &prompt, "--gen", "4"], more].concat());
-    let output = expect(&mut group.enter(&run(&[])), 5);
-    let stderr = text(&output.stderr);
+    let output = expect_of(group.enter(&run(&[])), 5);
+    let stderr = output.stderr;
     assert!(stderr.contains("refused: the plan needs "), "{stderr}");
     assert!(stderr.contains("its control group"), "{stderr}");
-    let small = expect(&mut group.enter(&run(&["--preset", "ultra"])), 0);
+    let small = expect_of(group.enter(&run(&["--preset", "ultra"])), 0);
     assert!(group.most_bytes().is_none_or(|most| most <= limit));
-    let large = expect(&mut run(&[]), 0);
-    assert_eq!(text(&small.stdout), text(&large.stdout));
+    let large = expect_of(run(&[]), 0);
+    assert_eq!(small.stdout, large.stdout);
 }

@@ -1,39 +1,22 @@
-//! Against ids made by OpenAI's `tiktoken` package over the real vocabulary (`K3_EXTERNAL`).
-
-use std::path::PathBuf;
+//! Against ids made by OpenAI's `tiktoken` package over the real vocabulary.
 
 use k3_text::pieces::SPLIT_PATTERN;
 use k3_text::{K3_RANKS, K3_VOCABULARY, Special, Tokenizer};
 use serde_json::Value;
 
-use super::make::{both, built_in};
+use super::external;
+use crate::support::vocabulary::{both, built_in};
+use crate::support::{ids_of, read_json};
 
-fn folder(test: &str) -> Option<PathBuf> {
-    let root = std::env::var_os("K3_EXTERNAL").map(PathBuf::from);
-    if root.is_none() {
-        println!("NOT RUN {test}: K3_EXTERNAL is not set");
-    }
-    Some(root?.join("kimi-tokenizer"))
-}
-
-fn read(folder: &std::path::Path, name: &str) -> Value {
-    serde_json::from_slice(&std::fs::read(folder.join(name)).unwrap()).unwrap()
-}
-
-fn ids(value: &Value) -> Vec<u32> {
-    let ids = value.as_array().unwrap().iter();
-    ids.map(|id| id.as_u64().unwrap() as u32).collect()
+fn vectors(name: &str) -> Value {
+    read_json(&external("kimi-tokenizer").join(name))
 }
 
 /// All texts, markers as text and as tokens, by the built-in vocabulary, by the released file, and
 /// by a table of the built-in ranks; and back.
-#[test]
-fn every_vector_both_ways() {
-    let Some(folder) = folder("every_vector_both_ways") else {
-        return;
-    };
-    let released = Tokenizer::open(&folder).unwrap();
-    let vectors = read(&folder, "vectors.json");
+pub fn every_vector_both_ways() {
+    let released = Tokenizer::open(&external("kimi-tokenizer")).unwrap();
+    let vectors = vectors("vectors.json");
     let cases = vectors["cases"].as_array().unwrap();
     assert_eq!(cases.len(), 46);
     for (name, tokenizer) in both().into_iter().chain([("the file", &released)]) {
@@ -42,7 +25,7 @@ fn every_vector_both_ways() {
             for (special, key) in
                 [(Special::Text, "ids_special_as_text"), (Special::Token, "ids_special_as_tokens")]
             {
-                let expected = ids(&case[key]);
+                let expected = ids_of(&case[key]);
                 assert_eq!(tokenizer.encode(text, special), expected, "{name}: {text:?}");
                 assert_eq!(tokenizer.decode(&expected).unwrap(), text.as_bytes());
             }
@@ -51,17 +34,13 @@ fn every_vector_both_ways() {
 }
 
 /// The pattern, the counts and the names are the published ones; the file holds the built-in ranks.
-#[test]
-fn the_published_pattern_names_and_ranks() {
-    let Some(folder) = folder("the_published_pattern_names_and_ranks") else {
-        return;
-    };
-    let vectors = read(&folder, "vectors.json");
+pub fn the_published_pattern_names_and_ranks() {
+    let vectors = vectors("vectors.json");
     assert_eq!(vectors["pat_str"], SPLIT_PATTERN);
     assert_eq!(vectors["n_vocab"], K3_VOCABULARY);
     assert_eq!(vectors["n_ranks"], K3_RANKS);
     let named = vectors["named_special_tokens"].as_object().unwrap();
-    let released = Tokenizer::open(&folder).unwrap();
+    let released = Tokenizer::open(&external("kimi-tokenizer")).unwrap();
     for tokenizer in [built_in(), &released] {
         assert_eq!(tokenizer.markers().iter().count(), K3_VOCABULARY - K3_RANKS);
         for (id, name) in tokenizer.markers().iter() {
@@ -77,12 +56,8 @@ fn the_published_pattern_names_and_ranks() {
 }
 
 /// Chat prompts: segments encoded apart, markers as tokens only where the segment says so.
-#[test]
-fn d06_chat_segments() {
-    let Some(folder) = folder("d06_chat_segments") else {
-        return;
-    };
-    let vectors = read(&folder, "chat_vectors.json");
+pub fn d06_chat_segments() {
+    let vectors = vectors("chat_vectors.json");
     let cases = vectors["cases"].as_array().unwrap();
     assert_eq!(cases.len(), 6);
     for (name, tokenizer) in both() {
@@ -96,7 +71,7 @@ fn d06_chat_segments() {
                 })
                 .collect();
             let got = tokenizer.encode_segments(&segments);
-            assert_eq!(got, ids(&case["ids"]), "{name}: {}", case["case"]);
+            assert_eq!(got, ids_of(&case["ids"]), "{name}: {}", case["case"]);
             let text = case["text"].as_str().unwrap();
             assert_eq!(tokenizer.decode(&got).unwrap(), text.as_bytes());
         }
