@@ -9,8 +9,7 @@ use k3_cache::trace::{Demand, Phase, Trace};
 use k3_simcache::forecast::{K3_FIXED_BYTES, K3_TRUNK_BYTES, Machine};
 use k3_simcache::prefetch::{Predictor, PrefetchCounts, PrefetchPlan, Scale, replay};
 use k3_simcache::study::run;
-use k3_simcache::tables::{columns, prefetch_table};
-use k3_simcache::text::text;
+use k3_simcache::tables::prefetch_table;
 use k3_simcache::workload::{Window, Workload};
 
 use crate::make::{SMALL, plan as study_plan, small_zipf};
@@ -228,13 +227,10 @@ fn reading_ahead_reads_more_than_it_saves_on_real_routing() {
             rows.push(row);
         }
     }
-    let (header, cells) = prefetch_table(&rows);
-    let mut table = String::from(
-        "Reading ahead on real routing, decode order: 3 GB/s, 11 s of computing per token, a trunk \
-         of\n108.81 GB held or streamed.\n\n",
-    );
-    columns(&mut table, &header, &cells);
-    snapshot("kimi-k3-prefetch", &table);
+    let head = "Reading ahead on real routing, decode order: 3 GB/s, 11 s of computing per token, a \
+                trunk of\n108.81 GB held or streamed.";
+    let table = prefetch_table(&rows).text();
+    snapshot("kimi-k3-prefetch", &format!("{head}\n\n{table}"));
 }
 
 /// A capacity that a batch does not fit was left out without a word.
@@ -251,7 +247,7 @@ fn a_capacity_that_a_batch_does_not_fit_is_refused_in_the_table_of_reading_ahead
         panic!("{:?}", report.prefetch_refused);
     };
     assert!(refused.contains("1 slot"), "{refused}");
-    let words = text(&report);
+    let words = report.document().text();
     let (_, section) = words.split_once("Reading ahead").unwrap();
     assert!(section.contains(&format!("refused: {refused}")), "{section}");
 }

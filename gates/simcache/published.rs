@@ -13,11 +13,9 @@ use k3_simcache::measured;
 use k3_simcache::optimum;
 use k3_simcache::optimum::Admission;
 use k3_simcache::order::{Recognition, mark_steps, recognise, relinearise};
-use k3_simcache::plots::plots;
 use k3_simcache::replay::replay;
 use k3_simcache::stack_distance;
 use k3_simcache::study;
-use k3_simcache::text::text;
 use k3_simcache::workload::{Window, Workload, sum_over};
 
 use crate::make::{external, hits};
@@ -175,9 +173,9 @@ fn the_committed_report_and_plots_are_those_of_the_real_trace() {
     plan.machine.fixed_bytes = K3_FIXED_BYTES;
     plan.ladder = Some(measured::read(&ladder).unwrap());
     let report = study::run(vec![trace], &plan).unwrap();
-    crate::reports::snapshot("kimi-k3-text", &text(&report));
+    crate::reports::snapshot("kimi-k3-text", &report.document().text());
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("reports/simcache");
-    let drawn = plots(&report).unwrap();
+    let drawn = report.document().figures().unwrap();
     for name in ["hit-rate-decode", "orders", "split", "reuse-decode", "measured-hit-rate"] {
         let svg = &drawn.iter().find(|plot| plot.0 == name).unwrap().1;
         let kept = std::fs::read_to_string(folder.join(format!("kimi-k3-{name}.svg")));

@@ -6,7 +6,6 @@ use k3_render::json;
 use k3_simcache::forecast::Budget;
 use k3_simcache::report::Report;
 use k3_simcache::study::run;
-use k3_simcache::text::text;
 
 use crate::make::{plan, recomputed, small_zipf};
 
@@ -43,7 +42,7 @@ pub fn kept_report() -> Report {
 
 #[test]
 fn the_text_of_a_study() {
-    snapshot("study-text", &text(&kept_report()));
+    snapshot("study-text", &kept_report().document().text());
 }
 
 #[test]

@@ -23,7 +23,7 @@ use super::sizes::parse_size;
 use k3_cache::policy::PolicyName;
 use k3_core::exit::Exit;
 use k3_core::host::interrupt::Interrupt;
-use k3_engine::generate::ladder::{LadderError, Runs, ladder};
+use k3_engine::generate::limits::{LimitsError, Runs, memory_limits};
 
 /// How often a run is looked after.
 const LOOK_MILLISECONDS: u64 = 20;
@@ -76,7 +76,7 @@ pub struct BenchArgs {
 /// Runs the command.
 ///
 /// # Errors
-/// [`CommandError`]: a run that failed ends the ladder with that run's exit code.
+/// [`CommandError`]: a run that failed ends the bench with that run's exit code.
 pub fn run(args: &BenchArgs) -> Result<Exit, CommandError> {
     super::sizes::parse_ids(&args.ids).map_err(|text| usage(format!("--ids: {text}")))?;
     output::check_writable(&args.output)?;
@@ -91,39 +91,42 @@ pub fn run(args: &BenchArgs) -> Result<Exit, CommandError> {
         })
         .collect();
     let mut done = 0;
-    // Interleaved: a machine that slows down in the course of it slows every rung alike.
+    // Interleaved: a machine that slows down in the course of it slows every limit alike.
     for repeat in 0..args.repeats {
-        for rung in &mut runs {
-            eprint_text(&format!("run {} of {} under {}\n", repeat + 1, args.repeats, rung.budget));
-            let traced = repeat == 0 && rung.budget == args.ladder[0].text;
-            let report = one(args, &rung.budget, traced, &interrupt);
+        for limit in &mut runs {
+            eprint_text(&format!(
+                "run {} of {} under {}\n",
+                repeat + 1,
+                args.repeats,
+                limit.budget
+            ));
+            let traced = repeat == 0 && limit.budget == args.ladder[0].text;
+            let report = one(args, &limit.budget, traced, &interrupt);
             if interrupt.is_set() {
                 return Err(interrupted(done, args));
             }
-            rung.reports.push(report?);
+            limit.reports.push(report?);
             done += 1;
         }
     }
-    let ladder = ladder(args.policy.name(), &runs).map_err(|error| {
+    let limits = memory_limits(args.policy.name(), &runs).map_err(|error| {
         let exit = match error {
-            LadderError::DifferentIds { .. } => Exit::Disagrees,
-            LadderError::NoField { .. } => Exit::BadInput,
+            LimitsError::DifferentIds { .. } => Exit::Disagrees,
+            LimitsError::NoField { .. } => Exit::BadInput,
         };
         CommandError::new(error, exit)
     })?;
     if let Some(folder) = &args.output.out {
-        output::write_whole(&folder.join("ladder.tsv"), ladder.table().as_bytes())?;
+        output::write_whole(&folder.join("ladder.tsv"), limits.table().as_bytes())?;
     }
-    let plots = || Ok(vec![("ladder".to_owned(), ladder.plot()?)]);
-    output::deliver_page(&args.output, plots, |plots| ladder.page(plots))?;
-    output::deliver(&args.output, &ladder, &ladder.text())?;
+    output::deliver(&args.output, &limits, &limits.document())?;
     Ok(Exit::Conforms)
 }
 
-/// What an interrupted ladder says.
+/// What an interrupted bench says.
 fn interrupted(done: u32, args: &BenchArgs) -> CommandError {
     let all = args.ladder.len() as u32 * args.repeats;
-    let error = anyhow::anyhow!("interrupted: {done} of {all} runs were done, there is no ladder");
+    let error = anyhow::anyhow!("interrupted: {done} of {all} runs were done, there is no table");
     CommandError::new(error, Exit::Incomplete)
 }
 

@@ -81,7 +81,7 @@ pub fn run(args: &CheckArgs) -> Result<Exit, CommandError> {
         notes: checks.notes,
         provenance: Provenance::since(start, threads, vec![folder.display().to_string()]),
     };
-    output::deliver(&args.output, &report, &report.text())?;
+    output::deliver(&args.output, &report, &report.document())?;
     Ok(exit)
 }
 

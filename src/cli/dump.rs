@@ -1,7 +1,6 @@
 //! `dump MODEL --ids … OUT`: the stage tensors of one pass, as safetensors with the ids inside.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -26,6 +25,7 @@ use k3_gates::glob::Glob;
 use k3_gates::noise_floor::NoiseFloor;
 use k3_gates::tensor_file::encode_stages;
 use k3_reference as reference;
+use k3_render::{Document, Table};
 
 /// What was typed.
 #[derive(Debug, Args)]
@@ -167,7 +167,7 @@ pub fn run(args: &DumpArgs) -> Result<Exit, CommandError> {
         max_abs_h: sink.largest,
         provenance: Provenance::since(start, threads(args), vec![model.display().to_string()]),
     };
-    output::deliver(&args.output, &report, &text(&report, &out))?;
+    output::deliver(&args.output, &report, &document(&report, &out))?;
     Ok(Exit::Conforms)
 }
 
@@ -238,22 +238,20 @@ fn by_reference(
     Ok(floors)
 }
 
-fn text(report: &DumpReport, out: &Path) -> String {
-    let mut text = String::new();
-    // Writing to a String cannot fail.
-    let _ = write_text(&mut text, report, out);
-    text
-}
-
-fn write_text(text: &mut String, report: &DumpReport, out: &Path) -> std::fmt::Result {
+fn document(report: &DumpReport, out: &Path) -> Document {
     let by = match report.by {
         By::Engine => "the engine, F32",
         By::Reference => "the f64 reference, F64",
     };
-    writeln!(text, "k3-verify dump: {} ids, by {by}", report.ids.len())?;
-    writeln!(text, "{}\n", epsilon_line(report.mla_norm_eps))?;
+    let mut document = Document::new(format!("k3-verify dump: {} ids, by {by}", report.ids.len()));
+    document.line(epsilon_line(report.mla_norm_eps));
+    let mut table = Table::new(["layer", "max |h|"]);
     for (layer, largest) in &report.max_abs_h {
-        writeln!(text, "layer {layer:>3}  max |h| {largest:.6e}")?;
+        table.row([layer.to_string(), format!("{largest:.6e}")]);
     }
-    writeln!(text, "\n{} tensors, {} bytes: {}", report.tensors, report.bytes, out.display())
+    document.table(table);
+    document.gap();
+    let (tensors, bytes) = (report.tensors, report.bytes);
+    document.line(format!("{tensors} tensors, {bytes} bytes: {}", out.display()));
+    document
 }

@@ -3,7 +3,6 @@
 
 use k3_core::choice::Choice as _;
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -20,9 +19,11 @@ use k3_core::config::MLA_NORM_EPS;
 use k3_core::exit::Exit;
 use k3_core::host::provenance::{Provenance, default_threads};
 use k3_core::stages::{Stage, StageKey};
+use k3_engine::generate::report::join;
 use k3_gates::answers::{AnswerError, Answers, floors};
 use k3_gates::fixtures::hex_sha256;
 use k3_gates::noise_floor::NoiseFloor;
+use k3_render::Document;
 
 /// Checkpoints up to this size are copied into the set, larger ones linked.
 const COPIED_BYTES: u64 = 1 << 30;
@@ -122,7 +123,7 @@ pub fn run(args: &EvidenceArgs) -> Result<Exit, CommandError> {
         model_linked,
         provenance: Provenance::since(start, default_threads(), vec![model.display().to_string()]),
     };
-    output::deliver(&args.output, &report, &text(&report, &out))?;
+    output::deliver(&args.output, &report, &document(&report, &out))?;
     Ok(Exit::Conforms)
 }
 
@@ -155,30 +156,22 @@ fn hashes(model: &Path, linked: bool) -> BTreeMap<String, String> {
     files_below(model).into_iter().filter_map(hash).collect()
 }
 
-fn text(report: &EvidenceReport, out: &Path) -> String {
-    let mut text = String::new();
-    // Writing to a String cannot fail.
-    let _ = write_text(&mut text, report, out);
-    text
-}
-
-fn write_text(text: &mut String, report: &EvidenceReport, out: &Path) -> std::fmt::Result {
-    let joined = |ids: &[u32]| {
-        let ids: Vec<String> = ids.iter().map(u32::to_string).collect();
-        ids.join(",")
-    };
-    writeln!(text, "k3-verify evidence: answers by the f64 reference")?;
-    writeln!(text, "{}", epsilon_line(report.mla_norm_eps))?;
-    writeln!(text, "prompt ids: {}", joined(&report.prompt_ids))?;
-    writeln!(text, "greedy ids: {}", joined(&report.greedy_ids))?;
-    writeln!(text, "least distance of the two best logits: {:.3e}", report.least_gap)?;
+fn document(report: &EvidenceReport, out: &Path) -> Document {
+    let mut document = Document::new("k3-verify evidence: answers by the f64 reference");
+    document.line(epsilon_line(report.mla_norm_eps));
+    document.line(format!("prompt ids: {}", join(&report.prompt_ids)));
+    document.line(format!("greedy ids: {}", join(&report.greedy_ids)));
+    document.line(format!("least distance of the two best logits: {:.3e}", report.least_gap));
     for noise in &report.noise {
-        write!(text, "noise of {}: {:.3e} in a logit", noise.precision, noise.logits_max_abs)?;
-        match &noise.first_flip {
-            None => writeln!(text, ", no decision changes")?,
-            Some(flip) => writeln!(text, "; it changes {flip}: no use for {}", noise.precision)?,
-        }
+        let precision = noise.precision;
+        let effect = match &noise.first_flip {
+            None => ", no decision changes".to_owned(),
+            Some(flip) => format!("; it changes {flip}: no use for {precision}"),
+        };
+        let most = noise.logits_max_abs;
+        document.line(format!("noise of {precision}: {most:.3e} in a logit{effect}"));
     }
     let model = if report.model_linked { "model/ is a link" } else { "model/ is a copy" };
-    writeln!(text, "{}: {model}", out.display())
+    document.line(format!("{}: {model}", out.display()));
+    document
 }

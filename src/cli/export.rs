@@ -4,7 +4,6 @@
 //! --evidence`. The mild twin ships as a difference from the tiny oracle; `--sets` writes both as
 //! complete evidence sets instead.
 
-use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -14,6 +13,7 @@ use super::model_args::usage;
 use super::output::{self, CommandError, OutputArgs};
 use k3_core::exit::Exit;
 use k3_gates::fixtures::Fixtures;
+use k3_render::Document;
 
 /// What was typed.
 #[derive(Debug, Args)]
@@ -52,14 +52,12 @@ pub fn run(args: &ExportArgs) -> Result<Exit, CommandError> {
     }
     let files = files_below(made.path());
     made.keep(&args.dir)?;
-    let mut text = String::new();
-    // Writing to a String cannot fail.
-    let _ = writeln!(text, "{} files: {}", files.len(), args.dir.display());
+    let mut document = Document::new(format!("{} files: {}", files.len(), args.dir.display()));
     for file in &files {
-        let _ = writeln!(text, "{file}");
+        document.line(file.as_str());
     }
     let json = serde_json::json!({"schema": "k3-verify/export/1", "files": files});
-    output::deliver(&args.output, &json, &text)?;
+    output::deliver(&args.output, &json, &document)?;
     Ok(Exit::Conforms)
 }
 

@@ -1,6 +1,5 @@
 //! `gates`: climb the ladder on the shipped sets or on other evidence, or run the kill matrix.
 
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -29,11 +28,10 @@ use k3_gates::registry::{Gate, LADDER};
 use k3_gates::report::gates::GateReport;
 use k3_gates::report::least_error::LeastErrorReport;
 use k3_gates::report::mutants::{self as mutants_report, MutantReport};
-use k3_gates::report::{gates_page, mutants_page};
 use k3_gates::runner;
 use k3_gates::runner::SetState;
 use k3_gates::subjects;
-use k3_render::json;
+use k3_render::{Document, json};
 
 /// What was typed.
 #[derive(Debug, Args)]
@@ -127,22 +125,26 @@ fn threads(args: &GatesArgs) -> usize {
 }
 
 fn list(args: &GatesArgs) -> Result<Exit, CommandError> {
-    let mut text = String::new();
+    let mut document = Document::new("k3-verify gates --list");
     let mut rows = Vec::new();
     for gate in LADDER {
         let Gate { passes, reads, tolerance, catches, .. } = gate;
         let (id, needs) = (gate.full_id("SET"), gate.needs.word());
-        // Writing to a String cannot fail.
-        let _ = writeln!(
-            text,
-            "{id}\n    passes when right: {passes}\n    reads: {reads}\n    needs: {needs}\n    \
-             budget: {tolerance}\n    catches: {catches}"
-        );
+        document.line(&*id);
+        for (what, text) in [
+            ("passes when right", passes),
+            ("reads", reads),
+            ("needs", &needs),
+            ("tolerance", tolerance),
+            ("catches", catches),
+        ] {
+            document.line(format!("    {what}: {text}"));
+        }
         rows.push(serde_json::json!({"id": id, "what": passes, "inputs": reads, "needs": needs,
             "budget": tolerance, "catches": catches}));
     }
     let json = serde_json::json!({"schema": "k3-verify/gate-list/1", "gates": rows});
-    output::deliver(&args.output, &json, &text)?;
+    output::deliver(&args.output, &json, &document)?;
     Ok(Exit::Conforms)
 }
 
@@ -161,9 +163,7 @@ fn climb(args: &GatesArgs) -> Result<Exit, CommandError> {
     if let Some(file) = &args.write_ratchet {
         write_ratchet(file, &report, ladder.sets(), threads(args))?;
     }
-    output::deliver(&args.output, &report, &report.text())?;
-    let plots = || gates_page::plots(&report);
-    output::deliver_page(&args.output, plots, |plots| gates_page::page(&report, plots))?;
+    output::deliver(&args.output, &report, &report.document())?;
     Ok(report.exit())
 }
 
@@ -265,7 +265,7 @@ fn least_error(args: &GatesArgs) -> Result<Exit, CommandError> {
     let mut report = LeastErrorReport::run(&kernels, &tiny, &sites, threads(args), &tick);
     bar.finish_and_clear();
     report.provenance.inputs = inputs(args);
-    output::deliver(&args.output, &report, &report.text())?;
+    output::deliver(&args.output, &report, &report.document())?;
     Ok(report.exit())
 }
 
@@ -292,13 +292,13 @@ fn mutants(args: &GatesArgs) -> Result<Exit, CommandError> {
     let (kernels, tiny) = shipped_evidence(&fixtures)?;
     // A few mutants cover no table of clauses.
     let asked = |letter: &str| args.mutant.is_none() && args.family.iter().any(|f| f == letter);
-    let covered: [(&str, mutants_report::Table); 3] = [
+    let covered: [(&str, mutants_report::ClauseTable); 3] = [
         ("a", ("the model", &clauses::MODEL, &['a'])),
         ("b", ("the model at the engine's tolerances", &clauses::MODEL, &['b'])),
         ("c", ("the arithmetic", &clauses::ARITHMETIC, &['c'])),
     ];
     let tables = covered.into_iter().filter(|(letter, _)| asked(letter));
-    let tables: Vec<mutants_report::Table> = tables.map(|(_, table)| table).collect();
+    let tables: Vec<mutants_report::ClauseTable> = tables.map(|(_, table)| table).collect();
     let options = kill_matrix::Options {
         mla_norm_eps: args.mla_norm_eps,
         threads: threads(args),
@@ -309,8 +309,6 @@ fn mutants(args: &GatesArgs) -> Result<Exit, CommandError> {
     let mut report = MutantReport::run(on, &mutants, options, &tables, &|| bar.inc(1));
     bar.finish_and_clear();
     report.provenance.inputs = inputs(args);
-    output::deliver(&args.output, &report, &report.text())?;
-    let plots = || mutants_page::plots(&report);
-    output::deliver_page(&args.output, plots, |plots| mutants_page::page(&report, plots))?;
+    output::deliver(&args.output, &report, &report.document())?;
     Ok(report.exit())
 }

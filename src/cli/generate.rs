@@ -22,7 +22,6 @@ use k3_core::exit::Exit;
 use k3_core::host::interrupt::Interrupt;
 use k3_core::host::memory;
 use k3_core::host::provenance::{Provenance, default_threads};
-use k3_engine::generate::page;
 use k3_engine::generate::report::{Peak, RunReport, SCHEMA, Settings, Totals, join};
 use k3_engine::generate::run;
 use k3_engine::generate::run::{Generated, Request, TeacherForcing};
@@ -128,7 +127,7 @@ fn choose(
     let rows = if args.tf_check { args.model.prefill_chunk as usize } else { 1 };
     let tokenizer = prepared.text.as_ref().map(|text| text.held_bytes);
     let plan = plan(&args.model, &prepared.files, positions, rows, tokenizer)?;
-    eprint_text(&format!("memory plan\n{}", plan.text()));
+    eprint_text(&format!("memory plan\n{}", plan.table().text()));
     let options = EngineOptions {
         threads: args.threads.map_or_else(default_threads, usize::from),
         chunk_tokens: (args.model.prefill_chunk as usize).min(positions.max(1)),
@@ -196,7 +195,7 @@ fn execute(args: &GenerateArgs, prepared: Prepared) -> Result<Exit, CommandError
         plan,
         provenance: Provenance::since(prepared.start, options.threads, inputs),
     };
-    eprint_text(&report.summary());
+    eprint_text(&report.summary().text());
     deliver(args, &report, saved)
 }
 
@@ -272,15 +271,12 @@ fn deliver(args: &GenerateArgs, report: &RunReport, saved: bool) -> Result<Exit,
         Some(forced) => format!("{} of {}\n", forced.tf_matches, forced.tf_positions),
         None => format!("{}\n", join(&report.generated_ids)),
     };
-    if args.output.format == Format::Json || args.output.out.is_some() {
-        let json = output::OutputArgs { format: Format::Json, out: args.output.out.clone() };
-        if args.output.format == Format::Json {
-            output::deliver(&json, report, &report.text())?;
-        } else {
-            output::write_report(&json, report, &report.text())?;
-        }
+    let document = report.document();
+    let [json, _] = output::write_report(&args.output, report, &document)?;
+    if args.output.format == Format::Json {
+        output::print(&json)?;
     }
-    output::deliver_page(&args.output, || page::plots(report), |plots| page::page(report, plots))?;
+    output::write_page(&args.output, &document)?;
     if !report.complete {
         // Half of the ids asked for are no result: they are in the error line and the report.
         return Err(interrupted(args, report, saved));
@@ -289,8 +285,7 @@ fn deliver(args: &GenerateArgs, report: &RunReport, saved: bool) -> Result<Exit,
         // Text went out as it was made.
         return Ok(Exit::Conforms);
     }
-    let mut stdout = std::io::stdout().lock();
-    output::quiet_pipe(stdout.write_all(line.as_bytes()).and_then(|()| stdout.flush()))?;
+    output::print(&line)?;
     Ok(Exit::Conforms)
 }
 

@@ -81,6 +81,6 @@ pub fn run(args: &InspectArgs) -> Result<Exit, CommandError> {
         statistics: tensors,
         provenance: Provenance::since(start, default_threads(), vec![folder.display().to_string()]),
     };
-    output::deliver(&args.output, &report, &report.text())?;
+    output::deliver(&args.output, &report, &report.document())?;
     Ok(exit)
 }

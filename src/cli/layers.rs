@@ -1,6 +1,5 @@
 //! `layers`: engine (or a foreign dump) against the f64 reference, layer by layer.
 
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -22,6 +21,7 @@ use k3_engine::kernels::path::KernelPath;
 use k3_engine::kernels::table::Kernels;
 use k3_engine::model::{EngineOptions, Shape};
 use k3_gates::audit::cross_read::differing_fields;
+use k3_gates::fixtures::hex_sha256;
 use k3_gates::glob::Glob;
 use k3_gates::layers::journal;
 use k3_gates::layers::journal::{Header, Journal, JournalError};
@@ -276,11 +276,9 @@ impl Plan {
 }
 
 fn digest(path: &Path) -> Result<String, CommandError> {
-    use sha2::{Digest as _, Sha256};
     let bytes = std::fs::read(path)
         .map_err(|error| bad_input(anyhow::anyhow!("{}: {error}", path.display())))?;
-    let digest = Sha256::digest(&bytes);
-    Ok(digest.iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(hex_sha256(&bytes))
 }
 
 /// Tokens of each call.
@@ -332,7 +330,7 @@ fn execute(args: &LayersArgs, mut plan: Plan) -> Result<Exit, CommandError> {
     let mut live = Live::new(args.output.format);
     report.kernels = run.kernels();
     run.again().clone_into(&mut report.provenance.again);
-    live.print(&report.head())?;
+    live.print(&format!("{}\n{}\n", report.head().text(), LayersReport::table().head()))?;
     let parts = [plan.whole_model, plan.dump_digest.is_none()];
     let all = steps(&plan.selected, plan.shape.layers.len(), parts);
     let mut failure = None;
@@ -512,13 +510,11 @@ impl Live {
         if !self.is_text {
             return Ok(());
         }
-        let mut stdout = std::io::stdout().lock();
-        let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
-        output::quiet_pipe(written)
+        output::print(text)
     }
 
     fn row(&mut self, row: &LayerRow) -> Result<(), CommandError> {
-        self.print(&format!("{}\n", LayersReport::line(row)))
+        self.print(&LayersReport::table().lines_of(&LayersReport::row(row)))
     }
 }
 
@@ -528,7 +524,7 @@ fn finish(
     live: &mut Live,
     failure: Option<RunError>,
 ) -> Result<Exit, CommandError> {
-    live.print(&report.tail())?;
+    live.print(&format!("\n{}", report.tail().text()))?;
     deliver(&args.output, report, live.is_text)?;
     match failure {
         None => Ok(exit_of(report)),
@@ -551,23 +547,10 @@ pub(super) fn deliver(
     report: &LayersReport,
     is_printed: bool,
 ) -> Result<(), CommandError> {
-    let text = report.text();
-    let encoded = k3_render::json::to_text(report).map_err(bad_input)?;
     if !is_printed {
-        let shown = match args.format {
-            Format::Text => &text,
-            Format::Json => &encoded,
-        };
-        let mut stdout = std::io::stdout().lock();
-        let written = stdout.write_all(shown.as_bytes()).and_then(|()| stdout.flush());
-        output::quiet_pipe(written)?;
+        return output::deliver(args, report, &report.document());
     }
-    let Some(folder) = &args.out else {
-        return Ok(());
-    };
-    output::write_whole(&folder.join("report.json"), encoded.as_bytes())?;
-    output::write_whole(&folder.join("report.txt"), text.as_bytes())?;
-    let heat = report.heat_map().map_err(bad_input)?;
-    output::write_whole(&folder.join("layers.svg"), heat.as_bytes())?;
-    output::write_whole(&folder.join("report.html"), report.page(&heat).as_bytes())
+    let document = report.document();
+    output::write_report(args, report, &document)?;
+    output::write_page(args, &document)
 }

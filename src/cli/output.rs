@@ -2,14 +2,14 @@
 
 use std::fs;
 use std::io::{self, Write as _};
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
 
 use k3_core::exit::Exit;
-use k3_render::svg::PlotError;
+use k3_core::host::files::replace_file;
+use k3_render::{Document, json};
 
 /// The form of the report on stdout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -106,46 +106,36 @@ pub fn quiet_pipe(result: io::Result<()>) -> Result<(), CommandError> {
     }
 }
 
-/// Prints a report in the chosen form and writes it to `--out`.
+/// Prints a report in the chosen form and writes it to `--out`. A plot that cannot be drawn is an
+/// error after the numbers are out.
 ///
 /// # Errors
 ///
-/// When a file or stdout cannot be written.
+/// When a file or stdout cannot be written, or a plot cannot be drawn.
 pub fn deliver(
     args: &OutputArgs,
     json: &impl serde::Serialize,
-    text: &str,
+    document: &Document,
 ) -> Result<(), CommandError> {
-    let encoded = write_report(args, json, text)?;
-    let shown = match args.format {
-        Format::Text => text,
-        Format::Json => &encoded,
-    };
-    let mut stdout = io::stdout().lock();
-    quiet_pipe(stdout.write_all(shown.as_bytes()).and_then(|()| stdout.flush()))
+    let [json, text] = write_report(args, json, document)?;
+    print(match args.format {
+        Format::Text => &text,
+        Format::Json => &json,
+    })?;
+    write_page(args, document)
 }
 
-/// Writes plots and page beside the reports that [`deliver`] wrote; nothing without `--out`.
+/// Prints to stdout; a closed pipe is quiet.
 ///
 /// # Errors
 ///
-/// When a plot cannot be drawn or a file cannot be written.
-pub fn deliver_page(
-    args: &OutputArgs,
-    plots: impl FnOnce() -> Result<Vec<(String, String)>, PlotError>,
-    page: impl FnOnce(&[(String, String)]) -> String,
-) -> Result<(), CommandError> {
-    let Some(folder) = &args.out else {
-        return Ok(());
-    };
-    let drawn = plots().map_err(|error| CommandError::new(error, Exit::BadInput))?;
-    for (name, svg) in &drawn {
-        write_whole(&folder.join(format!("{name}.svg")), svg.as_bytes())?;
-    }
-    write_whole(&folder.join("report.html"), page(&drawn).as_bytes())
+/// When stdout cannot be written.
+pub fn print(text: &str) -> Result<(), CommandError> {
+    let mut stdout = io::stdout().lock();
+    quiet_pipe(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()))
 }
 
-/// Writes a report to `--out`, if it is given, and returns its JSON.
+/// Writes a report's JSON and text to `--out`, if it is given, and returns both.
 ///
 /// # Errors
 ///
@@ -153,17 +143,32 @@ pub fn deliver_page(
 pub fn write_report(
     args: &OutputArgs,
     json: &impl serde::Serialize,
-    text: &str,
-) -> Result<String, CommandError> {
-    let mut encoded = serde_json::to_string_pretty(json)
-        .map_err(|error| CommandError::new(error, Exit::BadInput))?;
-    encoded.push('\n');
+    document: &Document,
+) -> Result<[String; 2], CommandError> {
+    let json = json::to_text(json).map_err(|error| CommandError::new(error, Exit::BadInput))?;
+    let text = document.text();
     if let Some(folder) = &args.out {
         fs::create_dir_all(folder).map_err(|error| unwritable(folder, &error))?;
-        write_whole(&folder.join("report.json"), encoded.as_bytes())?;
+        write_whole(&folder.join("report.json"), json.as_bytes())?;
         write_whole(&folder.join("report.txt"), text.as_bytes())?;
     }
-    Ok(encoded)
+    Ok([json, text])
+}
+
+/// Writes a report's plots and page to `--out`, if it is given.
+///
+/// # Errors
+///
+/// When a plot cannot be drawn or a file cannot be written.
+pub fn write_page(args: &OutputArgs, document: &Document) -> Result<(), CommandError> {
+    let Some(folder) = &args.out else {
+        return Ok(());
+    };
+    let figures = document.figures().map_err(|error| CommandError::new(error, Exit::BadInput))?;
+    for (name, svg) in &figures {
+        write_whole(&folder.join(format!("{name}.svg")), svg.as_bytes())?;
+    }
+    write_whole(&folder.join("report.html"), document.page(&figures).as_bytes())
 }
 
 /// Refuses a folder that cannot be written before any long work.
@@ -180,27 +185,17 @@ pub fn check_writable(args: &OutputArgs) -> Result<(), CommandError> {
         .map_err(|error| unwritable(folder, &error))
 }
 
-/// Writes under a temporary name in the same folder, then renames.
+/// Writes a file whole or not at all.
 ///
 /// # Errors
 ///
 /// When the file cannot be written; then no file of that name is left half-written.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), CommandError> {
-    let folder = path.parent().unwrap_or(Path::new("."));
-    let write = || -> io::Result<()> {
-        // As an ordinary new file: readable by whom the umask allows, not by the owner alone.
-        let ordinary = fs::Permissions::from_mode(0o666);
-        let mut file = tempfile::Builder::new().permissions(ordinary).tempfile_in(folder)?;
-        // The file itself: its wrapper would put the temporary name into every error.
-        file.as_file_mut().write_all(bytes)?;
-        file.as_file().sync_all()?;
-        file.persist(path).map_err(|error| error.error)?;
-        Ok(())
-    };
-    write().map_err(|error| unwritable(path, &error))
+    replace_file(path, bytes).map_err(|error| unwritable(path, &error))
 }
 
-fn unwritable(path: &Path, error: &io::Error) -> CommandError {
+/// A path that cannot be written.
+pub fn unwritable(path: &Path, error: &io::Error) -> CommandError {
     CommandError::new(anyhow::anyhow!("{}: cannot write: {error}", path.display()), Exit::BadInput)
 }
 

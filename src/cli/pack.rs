@@ -16,6 +16,7 @@ use k3_engine::memory::plan::in_units;
 use k3_engine::stream::ModelFiles;
 use k3_engine::stream::pack;
 use k3_engine::stream::pack::{PackError, Packed, Progress, Stage};
+use k3_render::Document;
 
 /// What was typed.
 #[derive(Debug, Args)]
@@ -77,8 +78,8 @@ pub fn run(args: &PackArgs) -> Result<Exit, CommandError> {
             packed.resumed_layers
         ));
     }
-    let (json, text) = report(&packed, seconds);
-    output::deliver(&args.output, &json, &text)?;
+    let (json, document) = report(&packed, seconds);
+    output::deliver(&args.output, &json, &document)?;
     Ok(Exit::Conforms)
 }
 
@@ -97,7 +98,7 @@ fn bar() -> Option<ProgressBar> {
     })
 }
 
-fn report(packed: &Packed, seconds: f64) -> (serde_json::Value, String) {
+fn report(packed: &Packed, seconds: f64) -> (serde_json::Value, Document) {
     // Of a pack that was gone on with, only a part was copied now.
     let rate = if packed.resumed_layers == 0 {
         let rate = packed.bytes as f64 / 1e6 / seconds.max(1e-9);
@@ -105,13 +106,16 @@ fn report(packed: &Packed, seconds: f64) -> (serde_json::Value, String) {
     } else {
         String::new()
     };
-    let text = format!(
-        "packed and verified {} layers, {} in {seconds:.1} s{rate}\n\
-         the largest layer has {}: a ring slot that holds any of them takes as much\n",
+    let mut document = Document::new("k3-verify pack");
+    document.line(format!(
+        "packed and verified {} layers, {} in {seconds:.1} s{rate}",
         packed.layers,
-        in_units(packed.bytes),
+        in_units(packed.bytes)
+    ));
+    document.line(format!(
+        "the largest layer has {}: a ring slot that holds any of them takes as much",
         in_units(packed.largest_run_bytes)
-    );
+    ));
     let json = serde_json::json!({
         "schema": "k3-verify/pack/1",
         "layers": packed.layers,
@@ -120,5 +124,5 @@ fn report(packed: &Packed, seconds: f64) -> (serde_json::Value, String) {
         "largest_run_bytes": packed.largest_run_bytes,
         "provenance": {"seconds": seconds},
     });
-    (json, text)
+    (json, document)
 }

@@ -2,8 +2,6 @@
 
 mod arguments;
 
-use std::fs;
-use std::io::Write as _;
 use std::path::Path;
 use std::time::Instant;
 
@@ -12,20 +10,16 @@ use anyhow::Context as _;
 pub use arguments::SimcacheArgs;
 use arguments::Usage;
 
-use super::output::{self, CommandError, Format};
+use super::output::{self, CommandError};
 use k3_cache::trace;
 use k3_cache::trace::{Trace, TraceError};
 use k3_core::exit::Exit;
 use k3_core::host::provenance::{Provenance, default_threads};
-use k3_render::json;
 use k3_simcache::measured;
 use k3_simcache::measured::Rung;
-use k3_simcache::page::page;
-use k3_simcache::plots::plots;
 use k3_simcache::report::Report;
 use k3_simcache::study;
 use k3_simcache::study::{StudyError, StudyPlan};
-use k3_simcache::text::text;
 
 /// Runs the command.
 ///
@@ -51,7 +45,7 @@ pub fn run(args: &SimcacheArgs) -> Result<Exit, CommandError> {
         .map_err(|error| CommandError::new(error, Exit::BadInput))?;
     let mut report = pool.install(|| study_and_export(traces, &plan, args))?;
     report.provenance = provenance(args, begin);
-    deliver(args, &report)?;
+    output::deliver(&args.output, &report, &report.document())?;
     Ok(verdict(&report))
 }
 
@@ -134,27 +128,5 @@ fn verdict(report: &Report) -> Exit {
 fn provenance(args: &SimcacheArgs, begin: Instant) -> Provenance {
     let files = args.traces.iter().chain(&args.measured);
     let inputs = files.map(|path| path.display().to_string()).collect();
-    Provenance::since(begin, default_threads(), inputs)
-}
-
-/// Prints the report and writes the folder. A plot that cannot be drawn is an error after the
-/// numbers are out.
-fn deliver(args: &SimcacheArgs, report: &Report) -> Result<(), CommandError> {
-    let failed = |error: anyhow::Error| CommandError::new(error, Exit::BadInput);
-    let words = text(report);
-    let encoded = json::to_text(report).map_err(|error| failed(error.into()))?;
-    let shown = match args.output.format {
-        Format::Json => &encoded,
-        Format::Text => &words,
-    };
-    let mut stdout = std::io::stdout().lock();
-    output::quiet_pipe(stdout.write_all(shown.as_bytes()).and_then(|()| stdout.flush()))?;
-    let Some(folder) = &args.output.out else {
-        return Ok(());
-    };
-    let made = fs::create_dir_all(folder).with_context(|| folder.display().to_string());
-    made.map_err(failed)?;
-    output::write_whole(&folder.join("report.json"), encoded.as_bytes())?;
-    output::write_whole(&folder.join("report.txt"), words.as_bytes())?;
-    output::deliver_page(&args.output, || plots(report), |drawn| page(report, drawn))
+    Provenance::since(begin, args.threads.map_or_else(default_threads, usize::from), inputs)
 }

@@ -111,7 +111,7 @@ pub fn run(args: &SynthArgs) -> Result<Exit, CommandError> {
         probe_left_out,
         provenance: Provenance::since(start, threads, Vec::new()),
     };
-    output::deliver(&args.output, &report, &report.text())?;
+    output::deliver(&args.output, &report, &report.document())?;
     Ok(Exit::Conforms)
 }
 

@@ -12,14 +12,14 @@
 
 pub mod budgets;
 pub mod curve;
+mod document;
 pub mod forecast;
 pub mod generator;
 pub mod ladder;
 pub mod measured;
 pub mod optimum;
 pub mod order;
-pub mod page;
-pub mod plots;
+mod plots;
 pub mod prefetch;
 pub mod recorded_run;
 pub mod replay;
@@ -28,6 +28,5 @@ pub mod stack_distance;
 pub mod statistics;
 pub mod study;
 pub mod tables;
-pub mod text;
 pub mod view;
 pub mod workload;

@@ -14,6 +14,7 @@ use super::{budgets, ladder, recorded_run};
 use k3_cache::policy::PolicyName;
 use k3_cache::slot_table::{CacheError, Requests, Reserve};
 use k3_cache::trace::{Trace, TraceError};
+use k3_core::hex;
 use k3_core::host::provenance::Provenance;
 
 /// Capacities of the default grid, GB (10⁹ bytes), for models whose experts need them.
@@ -365,7 +366,6 @@ fn summary(traces: &[Trace], recorded: &Trace, plan: &StudyPlan) -> TraceSummary
         if trace.header.is_some() { "v1" } else { "headerless" }
     };
     let identity = recorded.header.as_ref().map(|header| header.checkpoint_identity);
-    let hex = |bytes: [u8; 32]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     let mut filters = Vec::new();
     if let Some((_, words)) = &plan.keep_layers {
         filters.push(format!("layers {words}"));

@@ -3,8 +3,8 @@
 use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal as _, Write as _};
 
-use super::super::output::CommandError;
-use super::super::pending_file::{PendingFile, unwritable};
+use super::super::output::{CommandError, unwritable};
+use super::super::pending_file::PendingFile;
 use super::text::TextOutput;
 use super::{GenerateArgs, Pending, engine_error, eprint_text};
 use k3_cache::trace::Phase;
@@ -122,8 +122,10 @@ impl<'a> RunWatch<'a> {
         ended.map_err(|error| engine_error(&error))?;
         if self.is_shared {
             let rows = self.steps.iter().enumerate();
-            let rows: String = rows.map(|(index, row)| row.line(index) + "\n").collect();
-            eprint_text(&format!("{}\n{rows}", StepRow::HEAD));
+            let table = StepRow::live_table();
+            let rows: String =
+                rows.map(|(index, row)| table.lines_of(&row.live_row(index))).collect();
+            eprint_text(&format!("{}\n{rows}", table.head()));
         }
         Ok(())
     }
@@ -155,7 +157,7 @@ impl Watch for RunWatch<'_> {
             return Err(EngineError::Interrupted);
         }
         if self.steps.is_empty() && !self.is_shared {
-            eprint_text(&format!("{}\n", StepRow::HEAD));
+            eprint_text(&format!("{}\n", StepRow::live_table().head()));
         }
         self.before = self.counters();
         let begun = self.streamed.experts.begin_step(phase, first, count);
@@ -179,7 +181,7 @@ impl Watch for RunWatch<'_> {
             wait_seconds: waited as f64 / 1e9,
         };
         if !self.is_shared {
-            eprint_text(&format!("{}\n", row.line(self.steps.len())));
+            eprint_text(&StepRow::live_table().lines_of(&row.live_row(self.steps.len())));
         }
         self.steps.push(row);
         let file = self.outputs.logits.as_ref();

@@ -1,8 +1,8 @@
-//! The memory ladder: the same run under several limits, as a table that the laboratory reads.
+//! The same run under several memory limits, as a table that the laboratory reads.
 //!
 //! A row is a limit; what it says of hits and bytes is the last token's, as in the published
-//! ladder, and its seconds are the median over repeats. Ids must be the same on every rung: a
-//! ladder whose rungs disagree measures different computations.
+//! table, and its seconds are the median over repeats. Ids must be the same under every limit:
+//! runs that disagree are different computations.
 
 use std::fmt::Write as _;
 
@@ -10,15 +10,15 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::memory::plan::in_units;
-use k3_render::html::Page;
-use k3_render::svg::{Axis, Colour, LineChart, Marker, PlotError, Series, line_chart};
+use k3_render::svg::{Axis, Colour, LineChart, Marker, Series};
+use k3_render::{Document, Table};
 
 /// Schema of the report.
 pub const SCHEMA: &str = "k3-verify/ladder/1";
 
 /// One limit.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct LadderRow {
+pub struct LimitRow {
     /// As typed.
     pub budget: String,
     /// The limit, bytes.
@@ -49,22 +49,22 @@ pub struct LadderRow {
     pub io_share_percent: f64,
 }
 
-/// The ladder.
+/// The runs under each limit.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Ladder {
+pub struct MemoryLimits {
     /// Schema.
     pub schema: &'static str,
-    /// Ids of every rung.
+    /// Ids of every run.
     pub generated_ids: Vec<u64>,
     /// Policy of the expert cache.
     pub policy: String,
     /// Rows, in the order asked for.
-    pub rows: Vec<LadderRow>,
+    pub rows: Vec<LimitRow>,
 }
 
-/// A ladder that is none.
+/// Why there is no table.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum LadderError {
+pub enum LimitsError {
     /// Two runs chose different ids.
     #[error("{budget}: ids {got}, under {first_budget} they were {expected}")]
     DifferentIds {
@@ -108,11 +108,11 @@ fn say(ids: &[u64]) -> String {
     ids.join(",")
 }
 
-/// Makes the ladder; every limit has at least one report.
+/// Makes the table; every limit has at least one report.
 ///
 /// # Errors
-/// [`LadderError`].
-pub fn ladder(policy: &str, runs: &[Runs]) -> Result<Ladder, LadderError> {
+/// [`LimitsError`].
+pub fn memory_limits(policy: &str, runs: &[Runs]) -> Result<MemoryLimits, LimitsError> {
     let mut first: Option<(String, Vec<u64>)> = None;
     for run in runs {
         for report in &run.reports {
@@ -121,7 +121,7 @@ pub fn ladder(policy: &str, runs: &[Runs]) -> Result<Ladder, LadderError> {
                 None => first = Some((run.budget.clone(), got)),
                 Some((_, expected)) if *expected == got => {}
                 Some((first_budget, expected)) => {
-                    return Err(LadderError::DifferentIds {
+                    return Err(LimitsError::DifferentIds {
                         budget: run.budget.clone(),
                         got: say(&got),
                         first_budget: first_budget.clone(),
@@ -131,8 +131,8 @@ pub fn ladder(policy: &str, runs: &[Runs]) -> Result<Ladder, LadderError> {
             }
         }
     }
-    let rows: Result<Vec<LadderRow>, LadderError> = runs.iter().map(row).collect();
-    Ok(Ladder {
+    let rows: Result<Vec<LimitRow>, LimitsError> = runs.iter().map(row).collect();
+    Ok(MemoryLimits {
         schema: SCHEMA,
         generated_ids: first.map(|(_, ids)| ids).unwrap_or_default(),
         policy: policy.to_owned(),
@@ -140,11 +140,11 @@ pub fn ladder(policy: &str, runs: &[Runs]) -> Result<Ladder, LadderError> {
     })
 }
 
-fn no_field(run: &Runs, field: &'static str) -> LadderError {
-    LadderError::NoField { budget: run.budget.clone(), field }
+fn no_field(run: &Runs, field: &'static str) -> LimitsError {
+    LimitsError::NoField { budget: run.budget.clone(), field }
 }
 
-fn row(run: &Runs) -> Result<LadderRow, LadderError> {
+fn row(run: &Runs) -> Result<LimitRow, LimitsError> {
     let report = run.reports.first().ok_or_else(|| no_field(run, "report"))?;
     let last = |report: &Value| report["steps"].as_array()?.last().cloned();
     let step = last(report).ok_or_else(|| no_field(run, "steps"))?;
@@ -164,7 +164,7 @@ fn row(run: &Runs) -> Result<LadderRow, LadderError> {
     let pinned = pinned.filter(|line| line["name"] == "trunk pinned");
     let peaks = run.reports.iter();
     let peaks = peaks.filter_map(|report| report["peak"]["peak_resident_bytes"].as_u64());
-    Ok(LadderRow {
+    Ok(LimitRow {
         budget: run.budget.clone(),
         budget_bytes: run.budget_bytes,
         pinned_bytes: pinned.filter_map(|line| line["bytes"].as_u64()).sum(),
@@ -182,7 +182,7 @@ fn row(run: &Runs) -> Result<LadderRow, LadderError> {
     })
 }
 
-impl LadderRow {
+impl LimitRow {
     fn hit_percent(&self) -> f64 {
         if self.requests == 0 {
             return 0.0;
@@ -191,11 +191,11 @@ impl LadderRow {
     }
 }
 
-impl Ladder {
+impl MemoryLimits {
     /// The table that `simcache --measured` reads: tab-separated, with a header line.
     #[must_use]
     pub fn table(&self) -> String {
-        let mut text = format!("# memory ladder, policy {}, the last token\n", self.policy);
+        let mut text = format!("# memory limits, policy {}, the last token\n", self.policy);
         text.push_str(
             "total_gb\tpin_gb\tcache_slots\texpert_hit_true\tgb_read\ttrunk_gb_read\ts_per_tok\t\
              peak_rss_gb\tio_share\n",
@@ -220,51 +220,17 @@ impl Ladder {
         text
     }
 
-    /// The table for people.
+    /// The runs for people.
     #[must_use]
-    pub fn text(&self) -> String {
-        let mut text = format!(
-            "ids, the same under every limit: {}\npolicy {}; the last token, seconds as median\n\
-             budget           pinned  layers  ring  slots   hit %      experts        trunk   \
-             s/token         peak   I/O %\n",
-            say(&self.generated_ids),
-            self.policy
-        );
-        for row in &self.rows {
-            let _ = writeln!(
-                text,
-                "{:<10} {:>12} {:>7} {:>5} {:>6} {:>7.2} {:>12} {:>12} {:>9.4} {:>12} {:>7.1}",
-                row.budget,
-                in_units(row.pinned_bytes),
-                row.pinned_layers,
-                row.ring_slots,
-                row.expert_slots,
-                row.hit_percent(),
-                in_units(row.expert_bytes),
-                in_units(row.trunk_bytes),
-                row.seconds,
-                in_units(row.peak_resident_bytes),
-                row.io_share_percent
-            );
-        }
-        text
-    }
-
-    /// The ladder as a page; `plots` are those that were drawn of it.
-    #[must_use]
-    pub fn page(&self, plots: &[(String, String)]) -> String {
-        let mut page = Page::new("Memory ladder");
-        page.paragraph(&format!(
-            "the last token under each limit, seconds as median of {} runs; expert cache: {}",
-            self.rows.first().map_or(0, |row| row.each_seconds.len()),
-            self.policy
+    pub fn document(&self) -> Document {
+        let mut document = Document::new("k3-verify bench: memory limits");
+        document.line(format!("ids, the same under every limit: {}", say(&self.generated_ids)));
+        document.line(format!(
+            "policy {}; the last token, seconds as median of {} runs",
+            self.policy,
+            self.rows.first().map_or(0, |row| row.each_seconds.len())
         ));
-        let ids = say(&self.generated_ids).replace(',', ", ");
-        page.paragraph(&format!("ids, the same under every limit: {ids}"));
-        for plot in plots {
-            page.figure(&plot.1);
-        }
-        let header = [
+        let columns = [
             "limit",
             "trunk pinned",
             "layers",
@@ -277,7 +243,7 @@ impl Ladder {
             "peak resident",
             "waiting %",
         ];
-        let row = |row: &LadderRow| {
+        let row = |row: &LimitRow| {
             vec![
                 row.budget.clone(),
                 in_units(row.pinned_bytes),
@@ -292,22 +258,19 @@ impl Ladder {
                 format!("{:.1}", row.io_share_percent),
             ]
         };
-        let rows: Vec<_> = self.rows.iter().map(row).collect();
-        page.table(&header.map(str::to_owned), &rows);
-        page.finish()
+        document.table(Table::new(columns).with(self.rows.iter().map(row)));
+        document.figure("ladder", self.plot());
+        document
     }
 
     /// Seconds per token over the limits.
-    ///
-    /// # Errors
-    /// The plotting crate fails.
-    pub fn plot(&self) -> Result<String, PlotError> {
+    fn plot(&self) -> LineChart {
         let largest = self.rows.iter().map(|row| row.budget_bytes).max();
         let (unit, bytes) =
             if largest.unwrap_or(0) >= 1_000_000_000 { ("GB", 1e9) } else { ("MB", 1e6) };
         let all = self.rows.iter().flat_map(|row| &row.each_seconds);
         let slowest = all.copied().fold(f64::MIN_POSITIVE, f64::max);
-        let x = |row: &LadderRow| row.budget_bytes as f64 / bytes;
+        let x = |row: &LimitRow| row.budget_bytes as f64 / bytes;
         let median = self.rows.iter().map(|row| (x(row), row.seconds));
         let each = self.rows.iter().flat_map(|row| {
             let seconds = row.each_seconds.iter();
@@ -321,7 +284,7 @@ impl Ladder {
             dashed: false,
             marker: Some(marker),
         };
-        line_chart(&LineChart {
+        LineChart {
             title: "Seconds per token by memory limit".to_owned(),
             subtitle: format!("the last token; expert cache: {}", self.policy),
             x: Axis::linear(&format!("memory limit, {unit}")),
@@ -332,6 +295,6 @@ impl Ladder {
                 series("median", median.collect(), 2, Marker::Square, Colour::Blue),
             ],
             marks: Vec::new(),
-        })
+        }
     }
 }
