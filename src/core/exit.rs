@@ -1,5 +1,6 @@
 //! The exit codes, one meaning each, and the order in which they win when several apply.
 
+use std::error::Error;
 use std::process::ExitCode;
 
 /// What a command's process exit code says.
@@ -48,6 +49,19 @@ impl Exit {
             Self::Incomplete => 4,
             Self::Conforms => 5,
         }
+    }
+}
+
+/// An area's error that knows how a command ends for it.
+pub trait Exits: Error + Send + Sync + 'static {
+    /// The exit code: an input that is missing, unreadable or corrupt, unless the area says more.
+    fn exit(&self) -> Exit {
+        Exit::BadInput
+    }
+
+    /// What to try.
+    fn hint(&self) -> Option<&'static str> {
+        None
     }
 }
 

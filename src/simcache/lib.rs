@@ -13,6 +13,7 @@
 pub mod budgets;
 pub mod curve;
 mod document;
+mod exits;
 pub mod forecast;
 pub mod generator;
 pub mod ladder;
