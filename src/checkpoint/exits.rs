@@ -1,7 +1,8 @@
 //! How a command ends for what is wrong with a checkpoint.
 
-use super::{CheckpointError, ReadError, ShapeError};
 use crate::config::ConfigError;
+use crate::shape::ShapeError;
+use crate::{CheckpointError, ReadError};
 use k3_core::exit::Exits;
 
 impl Exits for ConfigError {

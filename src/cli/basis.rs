@@ -12,7 +12,7 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::choice::choice;
-use super::output::CommandError;
+use super::output::{CommandError, bad_input};
 use k3_core::Precision;
 use k3_core::compare::Budget;
 use k3_core::config::MLA_NORM_EPS;
@@ -109,8 +109,7 @@ impl BasisArgs {
         if let Some(floors) = carried_floors(header, precision).filter(|_| exact) {
             return Ok(Basis::Carried { precision, floors, because });
         }
-        let floors = ShippedFloors::measure(precision)
-            .map_err(|error| CommandError::new(error, Exit::BadInput))?;
+        let floors = ShippedFloors::measure(precision)?;
         Ok(Basis::Assumed { floors, because })
     }
 }
@@ -123,10 +122,9 @@ fn measure(
     let Some(ids) = ids else {
         let error = anyhow::anyhow!("no file says which ids it was made from");
         let hint = "without --model the noise floor of the sets that ship is assumed";
-        return Err(CommandError::new(error, Exit::BadInput).hint(hint));
+        return Err(bad_input(error).hint(hint));
     };
-    let floor = NoiseFloor::measure(folder, MLA_NORM_EPS, ids, precision)
-        .map_err(|error| CommandError::new(error, Exit::BadInput))?;
+    let floor = NoiseFloor::measure(folder, MLA_NORM_EPS, ids, precision)?;
     match &floor.flipped {
         None => Ok(floor),
         Some(decision) => {

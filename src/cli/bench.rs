@@ -16,14 +16,14 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use super::choice::choice;
-use super::generate::{eprint_text, listen, usage};
+use super::generate::{eprint_text, listen};
 use super::model_args::CheckpointArgs;
-use super::output::{self, CommandError, OutputArgs};
+use super::output::{self, CommandError, OutputArgs, bad_input, usage};
 use super::sizes::parse_size;
 use k3_cache::policy::PolicyName;
 use k3_core::exit::Exit;
 use k3_core::host::interrupt::Interrupt;
-use k3_engine::generate::limits::{LimitsError, Runs, memory_limits};
+use k3_engine::generate::limits::{Runs, memory_limits};
 
 /// How often a run is looked after.
 const LOOK_MILLISECONDS: u64 = 20;
@@ -109,13 +109,7 @@ pub fn run(args: &BenchArgs) -> Result<Exit, CommandError> {
             done += 1;
         }
     }
-    let limits = memory_limits(args.policy.name(), &runs).map_err(|error| {
-        let exit = match error {
-            LimitsError::DifferentIds { .. } => Exit::Disagrees,
-            LimitsError::NoField { .. } => Exit::BadInput,
-        };
-        CommandError::new(error, exit)
-    })?;
+    let limits = memory_limits(args.policy.name(), &runs)?;
     if let Some(folder) = &args.output.out {
         output::write_whole(&folder.join("ladder.tsv"), limits.table().as_bytes())?;
     }
@@ -191,7 +185,7 @@ fn one(
 ) -> Result<Value, CommandError> {
     let failed = |error: io::Error| {
         let error = anyhow::anyhow!("cannot run this program again: {error}");
-        CommandError::new(error, Exit::BadInput)
+        bad_input(error)
     };
     let program = std::env::current_exe().map_err(failed)?;
     let mut command = Command::new(program);
@@ -211,7 +205,7 @@ fn one(
     let output = wait(command.stdin(Stdio::null()), interrupt).map_err(failed)?;
     if output.status.success() {
         let report = serde_json::from_slice(&output.stdout);
-        return report.map_err(|error| CommandError::new(error, Exit::BadInput));
+        return report.map_err(bad_input);
     }
     let stderr = String::from_utf8_lossy(&output.stderr);
     let line = stderr.lines().find_map(|line| line.strip_prefix("error: "));

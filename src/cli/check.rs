@@ -6,14 +6,13 @@ use std::time::Instant;
 use clap::Args;
 
 use super::model_args::{CheckpointArgs, read_config};
-use super::output::{self, CommandError, OutputArgs};
+use super::output::{self, CommandError, OutputArgs, bad_input};
 use k3_checkpoint::store::Note;
 use k3_checkpoint::{Checkpoint, ModelShape};
 use k3_core::config::RawConfig;
 use k3_core::exit::Exit;
 use k3_core::host::provenance::{Provenance, default_threads};
 use k3_gates::audit::digests;
-use k3_gates::audit::digests::DigestError;
 use k3_gates::audit::folder;
 use k3_gates::audit::folder::Files;
 use k3_gates::audit::{Finding, Findings, census, cross_read, values};
@@ -60,10 +59,9 @@ pub fn run(args: &CheckArgs) -> Result<Exit, CommandError> {
     let folder = args.checkpoint.folder()?;
     output::check_writable(&args.output)?;
     let digests = args.sha256.as_deref().map(digests::read_list).transpose();
-    let digests = digests.map_err(digest_error)?;
+    let digests = digests?;
     let config = read_config(&folder)?;
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-    let pool = pool.map_err(|error| CommandError::new(error, Exit::BadInput))?;
+    let pool = output::pool(threads)?;
     let mut checks =
         Checks { args, folder: &folder, config: &config, rows: Vec::new(), notes: Vec::new() };
     pool.install(|| checks.run(digests.as_deref()))?;
@@ -83,10 +81,6 @@ pub fn run(args: &CheckArgs) -> Result<Exit, CommandError> {
     };
     output::deliver(&args.output, &report, &report.document())?;
     Ok(exit)
-}
-
-fn digest_error(error: DigestError) -> CommandError {
-    CommandError::new(error, Exit::BadInput).hint("sha256sum FILE... writes such a list")
 }
 
 struct Checks<'a> {
@@ -109,7 +103,7 @@ impl Checks<'_> {
     fn run(&mut self, digests: Option<&[digests::Entry]>) -> Result<(), CommandError> {
         let files = folder::look(self.folder).map_err(|error| {
             let error = anyhow::anyhow!("{}: cannot be listed: {error}", self.folder.display());
-            CommandError::new(error, Exit::BadInput)
+            bad_input(error)
         })?;
         let detail = format!("{} shards opened", files.shards.len());
         self.judged(FILES, detail, files.findings.clone(), Vec::new());
@@ -124,7 +118,7 @@ impl Checks<'_> {
                 let bar = output::progress(0, "bytes hashed");
                 let compared = digests::compare(self.folder, entries, &|bytes| bar.inc(bytes));
                 bar.finish_and_clear();
-                let (findings, absent) = compared.map_err(digest_error)?;
+                let (findings, absent) = compared?;
                 let hashed = entries.len() - absent.len();
                 self.judged(SHA256, format!("{hashed} files hashed"), findings, absent);
             }
@@ -232,7 +226,7 @@ impl Checks<'_> {
         let heads = self.config.kda_num_heads;
         let found = values::check_values(checkpoint, heads, &|bytes| bar.inc(bytes));
         bar.finish_and_clear();
-        let findings = found.map_err(|error| CommandError::new(error, Exit::BadInput))?;
+        let findings = found?;
         let detail = format!("{} bytes read", checkpoint.tensor_bytes());
         self.judged(VALUES, detail, findings, Vec::new());
         Ok(())
@@ -240,7 +234,7 @@ impl Checks<'_> {
 
     fn bind(&mut self, checkpoint: &Checkpoint) -> Result<(), CommandError> {
         let shape = ModelShape::derive(self.config);
-        let shape = shape.map_err(|error| CommandError::new(error, Exit::BadInput))?;
+        let shape = shape?;
         let census = census::census(checkpoint, &shape);
         let mut absent = Vec::new();
         for row in census.layers.iter().filter(|row| row.tensors < row.expected) {

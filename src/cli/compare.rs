@@ -1,7 +1,7 @@
 //! `compare A B [--f64 C]`: two dumps of named tensors from any engine, in execution order.
 
 use k3_core::choice::Choice as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::Args;
@@ -9,7 +9,7 @@ use serde::Serialize;
 
 use super::basis::{Basis, BasisArgs};
 use super::logits::verdict;
-use super::output::{self, CommandError, OutputArgs};
+use super::output::{self, CommandError, OutputArgs, bad_input};
 use k3_core::Precision;
 use k3_core::exit::Exit;
 use k3_core::host::provenance::{Provenance, default_threads};
@@ -74,8 +74,8 @@ struct Pair {
 pub fn run(args: &CompareArgs) -> Result<Exit, CommandError> {
     let start = Instant::now();
     output::check_writable(&args.output)?;
-    let (a, b) = (open(&args.a)?, open(&args.b)?);
-    let exact = args.f64.as_deref().map(open).transpose()?;
+    let (a, b) = (read_file(&args.a)?, read_file(&args.b)?);
+    let exact = args.f64.as_deref().map(read_file).transpose()?;
     let mut named = vec![(&args.a, &a), (&args.b, &b)];
     named.extend(args.f64.as_ref().zip(exact.as_ref()));
     if let (Some(path), Some(exact)) = (&args.f64, &exact)
@@ -84,7 +84,7 @@ pub fn run(args: &CompareArgs) -> Result<Exit, CommandError> {
         let got = stored(exact).name();
         let error = anyhow::anyhow!("{}: --f64: expected F64 tensors, got {got}", path.display());
         let hint = "`dump --by reference` writes an exact dump";
-        return Err(CommandError::new(error, Exit::BadInput).hint(hint));
+        return Err(bad_input(error).hint(hint));
     }
     let ids = same_ids(&named)?;
     let pairs = match &exact {
@@ -108,13 +108,6 @@ pub fn run(args: &CompareArgs) -> Result<Exit, CommandError> {
     };
     output::deliver(&args.output, &report, &document(&report, &named))?;
     Ok(exit)
-}
-
-fn open(path: impl AsRef<Path>) -> Result<TensorFile, CommandError> {
-    read_file(path.as_ref()).map_err(|error| {
-        let hint = "a dump is a safetensors file of named tensors, as `dump` writes it";
-        CommandError::new(error, Exit::BadInput).hint(hint)
-    })
 }
 
 /// The ids that all files which say so agree on.

@@ -12,7 +12,7 @@ use super::model_args::{
     Ids, check_ids, check_target, epsilon_line, model_and_out, parse_epsilon, parse_ids,
     read_config,
 };
-use super::output::{self, CommandError, OutputArgs};
+use super::output::{self, CommandError, OutputArgs, bad_input};
 use k3_checkpoint::Checkpoint;
 use k3_core::Precision;
 use k3_core::config::{MLA_NORM_EPS, RawConfig};
@@ -154,7 +154,7 @@ pub fn run(args: &DumpArgs) -> Result<Exit, CommandError> {
         return Err(CommandError::new(error, Exit::Incomplete).hint(hint));
     }
     let bytes = encode_stages(&sink.dump, &args.ids.0, args.by == By::Engine, &header)
-        .map_err(|error| CommandError::new(error, Exit::BadInput))?;
+        .map_err(bad_input)?;
     output::write_whole(&out, &bytes)?;
     let report = DumpReport {
         schema: "k3-verify/dump/1",
@@ -195,17 +195,13 @@ fn by_engine(
     config: &RawConfig,
     sink: &mut Selected,
 ) -> Result<(), CommandError> {
-    let checkpoint =
-        Checkpoint::open(model).map_err(|error| CommandError::new(error, Exit::BadInput))?;
+    let checkpoint = Checkpoint::open(model)?;
     let options = EngineOptions { threads: threads(args), ..EngineOptions::default() };
-    let bad = |error| CommandError::new(error, Exit::BadInput);
-    let mut shape = Shape::derive(config).map_err(bad)?;
+    let mut shape = Shape::derive(config)?;
     shape.mla_norm_eps = args.mla_norm_eps;
-    let engine = Engine::resident(Kernels::fastest(), shape, &checkpoint, options).map_err(bad)?;
-    EngineSequence::new(Arc::new(engine))
-        .feed_with(&args.ids.0, sink)
-        .map(|_| ())
-        .map_err(|error| CommandError::new(error, Exit::Disagrees))
+    let engine = Engine::resident(Kernels::fastest(), shape, &checkpoint, options)?;
+    EngineSequence::new(Arc::new(engine)).feed_with(&args.ids.0, sink)?;
+    Ok(())
 }
 
 /// The plain pass, then one per precision for the noise floors that the header carries.
@@ -214,17 +210,15 @@ fn by_reference(
     model: &Path,
     sink: &mut Selected,
 ) -> Result<BTreeMap<String, String>, CommandError> {
-    let refused = |error| CommandError::new(anyhow::Error::from(error), Exit::BadInput);
     let (ids, eps) = (&args.ids.0, args.mla_norm_eps);
-    let opened = reference::Model::open(model, eps).map_err(refused)?;
+    let opened = reference::Model::open(model, eps)?;
     let mut plain = StageDump::default();
-    opened.sequence().feed(ids, &mut plain).map_err(refused)?;
+    opened.sequence().feed(ids, &mut plain)?;
     drop(opened);
     let mut floors = BTreeMap::new();
     if !args.no_noise_floor {
         for precision in [Precision::F32, Precision::F16, Precision::Bf16] {
-            let mut floor =
-                NoiseFloor::measure_from(&plain, model, eps, ids, precision).map_err(refused)?;
+            let mut floor = NoiseFloor::measure_from(&plain, model, eps, ids, precision)?;
             floor.stages.retain(|key, _| sink.keeps(*key));
             floors.extend(floor.header_entry());
         }

@@ -14,16 +14,16 @@ use super::export::{NewFolder, copy_below, files_below};
 use super::model_args::{
     Ids, check_ids, epsilon_line, model_and_out, parse_epsilon, parse_ids, read_config,
 };
-use super::output::{self, CommandError, OutputArgs};
+use super::output::{self, CommandError, OutputArgs, bad_input};
 use k3_core::config::MLA_NORM_EPS;
 use k3_core::exit::Exit;
 use k3_core::host::provenance::{Provenance, default_threads};
 use k3_core::stages::{Stage, StageKey};
 use k3_engine::generate::report::join;
-use k3_gates::answers::{AnswerError, Answers, floors};
+use k3_gates::answers::{Answers, floors};
 use k3_gates::fixtures::hex_sha256;
 use k3_gates::noise_floor::NoiseFloor;
-use k3_render::Document;
+use k3_render::{Document, json};
 
 /// Checkpoints up to this size are copied into the set, larger ones linked.
 const COPIED_BYTES: u64 = 1 << 30;
@@ -97,20 +97,16 @@ pub fn run(args: &EvidenceArgs) -> Result<Exit, CommandError> {
     let config = read_config(&model)?;
     check_ids(&args.ids.0, &config)?;
     let made = NewFolder::beside(&out)?;
-    let bad = |error: AnswerError| CommandError::new(error, Exit::BadInput);
     let count = args.count as usize;
-    let answers = Answers::make(&model, args.mla_norm_eps, &args.ids.0, count).map_err(bad)?;
-    let floors = floors(&model, args.mla_norm_eps, &answers.full_ids())
-        .map_err(|error| bad(error.into()))?;
-    let tensors = answers.tensors(&config).map_err(bad)?;
+    let answers = Answers::make(&model, args.mla_norm_eps, &args.ids.0, count)?;
+    let floors = floors(&model, args.mla_norm_eps, &answers.full_ids())?;
+    let tensors = answers.tensors(&config)?;
     output::write_whole(&made.path().join("expected.safetensors"), &tensors)?;
     let model_linked = place_model(&model, made.path())?;
     let hashes = hashes(&model, model_linked);
     let name = out.file_name().map_or("set".into(), |name| name.to_string_lossy());
     let json = answers.json(&name, args.mla_norm_eps, &floors, &hashes);
-    let mut json =
-        serde_json::to_string_pretty(&json).map_err(|e| CommandError::new(e, Exit::BadInput))?;
-    json.push('\n');
+    let json = json::to_text(&json).map_err(bad_input)?;
     output::write_whole(&made.path().join("expected.json"), json.as_bytes())?;
     made.keep(&out)?;
     let report = EvidenceReport {
@@ -139,7 +135,7 @@ fn place_model(model: &Path, set: &Path) -> Result<bool, CommandError> {
     let absolute = model.canonicalize();
     absolute.and_then(|from| std::os::unix::fs::symlink(from, &target)).map_err(|error| {
         let error = anyhow::anyhow!("{}: cannot link: {error}", target.display());
-        CommandError::new(error, Exit::BadInput)
+        bad_input(error)
     })?;
     Ok(true)
 }

@@ -10,7 +10,7 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 
 use super::model_args::usage;
-use super::output::{self, CommandError, OutputArgs};
+use super::output::{self, CommandError, OutputArgs, bad_input};
 use k3_core::exit::Exit;
 use k3_gates::fixtures::Fixtures;
 use k3_render::Document;
@@ -34,14 +34,11 @@ pub struct ExportArgs {
 /// [`CommandError`] when the folder is in use or cannot be written.
 pub fn run(args: &ExportArgs) -> Result<Exit, CommandError> {
     output::check_writable(&args.output)?;
-    let fixtures =
-        Fixtures::embedded().map_err(|error| CommandError::new(error, Exit::BadInput))?;
+    let fixtures = Fixtures::embedded()?;
     let made = NewFolder::beside(&args.dir)?;
     if args.sets {
         copy_below(&fixtures.root.join("tiny"), &made.path().join("tiny"))?;
-        let mild = fixtures
-            .compose_mild_twin()
-            .map_err(|error| CommandError::new(error, Exit::BadInput))?;
+        let mild = fixtures.compose_mild_twin()?;
         copy_below(&mild, &made.path().join("mild/model"))?;
         for name in ["expected.json", "expected.safetensors"] {
             let from = fixtures.root.join("mild").join(name);
@@ -116,7 +113,7 @@ impl NewFolder {
 
 fn cannot_write(path: &Path, error: &std::io::Error) -> CommandError {
     let error = anyhow::anyhow!("{}: cannot write: {error}", path.display());
-    CommandError::new(error, Exit::BadInput)
+    bad_input(error)
 }
 
 /// Copies every file below a folder.

@@ -7,14 +7,14 @@ use clap::Args;
 
 use super::choice::choice;
 use super::model_args::parse_epsilon;
-use super::output::{self, CommandError, OutputArgs};
+use super::output::{self, CommandError, OutputArgs, bad_input};
 use k3_core::Precision;
 use k3_core::clauses;
 use k3_core::config::MLA_NORM_EPS;
 use k3_core::exit::Exit;
 use k3_core::host::provenance::default_threads;
 use k3_gates::Ladder;
-use k3_gates::engine_command::{EngineCommand, Template, TemplateError};
+use k3_gates::engine_command::{EngineCommand, Template};
 use k3_gates::evidence::EvidenceSet;
 use k3_gates::fixtures::Fixtures;
 use k3_gates::glob::Glob;
@@ -172,11 +172,7 @@ fn ladder(args: &GatesArgs) -> Result<Ladder, CommandError> {
     let mut ladder = if args.evidence.is_empty() {
         Ladder::of_fixtures(open_fixtures(args)?)
     } else {
-        Ladder::of_evidence(&args.evidence).map_err(|error| {
-            bad_input(error).hint(
-                "an evidence set is a folder with model/, expected.json and expected.safetensors",
-            )
-        })?
+        Ladder::of_evidence(&args.evidence)?
     };
     ladder = ladder.mla_norm_eps(args.mla_norm_eps).threads(threads(args));
     if let Some(command) = engine_command(args)? {
@@ -184,7 +180,7 @@ fn ladder(args: &GatesArgs) -> Result<Ladder, CommandError> {
         // It cannot be told another epsilon. To compare it with engines that have one, the sets'
         // answers are those of the reference under that epsilon.
         if args.mla_norm_eps != MLA_NORM_EPS {
-            ladder = ladder.answered_anew().map_err(bad_input)?;
+            ladder = ladder.answered_anew()?;
         }
     }
     if let Some(pattern) = &args.only {
@@ -202,10 +198,6 @@ fn ladder(args: &GatesArgs) -> Result<Ladder, CommandError> {
     Ok(ladder)
 }
 
-fn bad_input(error: impl Into<anyhow::Error>) -> CommandError {
-    CommandError::new(error, Exit::BadInput)
-}
-
 /// The executable of `--engine-cmd` as a subject, found runnable.
 fn engine_command(args: &GatesArgs) -> Result<Option<EngineCommand>, CommandError> {
     let Some(text) = &args.engine_cmd else {
@@ -213,14 +205,7 @@ fn engine_command(args: &GatesArgs) -> Result<Option<EngineCommand>, CommandErro
     };
     let search_path = std::env::var_os("PATH").unwrap_or_default();
     let timeout = Duration::from_secs(args.engine_timeout.into());
-    let template = Template::parse(text, timeout, &search_path).map_err(|error| {
-        let exit = match error {
-            TemplateError::NoProgram(_) => Exit::BadInput,
-            _ => Exit::Usage,
-        };
-        CommandError::new(error, exit)
-            .hint("for example --engine-cmd 'python3 engine.py {model} {ids} {gen} {logits}'")
-    })?;
+    let template = Template::parse(text, timeout, &search_path)?;
     let precision = args.precision.unwrap_or(Precision::F32);
     Ok(Some(EngineCommand { template, precision }))
 }
@@ -246,7 +231,7 @@ fn inputs(args: &GatesArgs) -> Vec<String> {
 
 fn open_fixtures(args: &GatesArgs) -> Result<Fixtures, CommandError> {
     let folder = args.fixtures.as_deref();
-    folder.map_or_else(Fixtures::embedded, Fixtures::from_folder).map_err(bad_input)
+    Ok(folder.map_or_else(Fixtures::embedded, Fixtures::from_folder)?)
 }
 
 /// The kernel fixtures and the first set that ships: on what mutants and perturbations run.

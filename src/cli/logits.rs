@@ -7,7 +7,7 @@ use clap::Args;
 use serde::Serialize;
 
 use super::basis::BasisArgs;
-use super::output::{self, CommandError, OutputArgs};
+use super::output::{self, CommandError, OutputArgs, bad_input};
 use k3_core::Precision;
 use k3_core::exit::Exit;
 use k3_core::host::provenance::{Provenance, default_threads};
@@ -78,14 +78,7 @@ impl Side {
 pub fn run(args: &LogitsArgs) -> Result<Exit, CommandError> {
     let start = Instant::now();
     output::check_writable(&args.output)?;
-    let read = |path: &PathBuf| {
-        LogitFile::read(path).map_err(|error| {
-            CommandError::new(error, Exit::BadInput).hint(
-                "a logit file is raw little-endian f32, JSON with logits_bits, or safetensors",
-            )
-        })
-    };
-    let (a, b) = (read(&args.a)?, read(&args.b)?);
+    let (a, b) = (LogitFile::read(&args.a)?, LogitFile::read(&args.b)?);
     let vocabulary = vocabulary(args, &a, &b)?;
     let rows = b.values.len() / vocabulary;
     if let Some(difference) = a.differs_in_ids(&b, rows) {
@@ -143,8 +136,7 @@ fn vocabulary(args: &LogitsArgs, a: &LogitFile, b: &LogitFile) -> Result<usize, 
             "{}: expected whole rows of {size} logits, got {count} logits",
             b.path.display()
         );
-        return Err(CommandError::new(error, Exit::BadInput)
-            .hint("--vocabulary says how many logits a row has"));
+        return Err(bad_input(error).hint("--vocabulary says how many logits a row has"));
     }
     Ok(size)
 }

@@ -5,10 +5,9 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use super::output::CommandError;
+use super::output::{self, CommandError, bad_input};
 use k3_checkpoint::Checkpoint;
 use k3_core::config::{MLA_NORM_EPS, RawConfig};
-use k3_core::exit::Exit;
 use k3_gates::layers::range::LayerRange;
 
 /// Token ids as typed: decimal numbers with commas between them and nothing else, so that no
@@ -39,7 +38,7 @@ pub fn parse_epsilon(text: &str) -> Result<f64, String> {
 
 /// A usage error in one line with a hint.
 pub fn usage(message: impl std::fmt::Display, hint: &str) -> CommandError {
-    CommandError::new(anyhow::anyhow!("{message}"), Exit::Usage).hint(hint)
+    output::usage(message).hint(hint)
 }
 
 /// The folder that `K3_MODEL` names; an empty value names none.
@@ -85,7 +84,7 @@ pub fn given_twice() -> CommandError {
 ///
 /// What is not of the form `0..92`, `7`, `0,3,91..92` or `all` (2).
 pub fn parse_range(text: &Path) -> Result<LayerRange, CommandError> {
-    text.to_string_lossy().parse().map_err(|error| CommandError::new(error, Exit::Usage))
+    Ok(text.to_string_lossy().parse::<LayerRange>()?)
 }
 
 /// The checkpoint, if one is named, and the argument after it, out of `[MODEL] LAST`, `--model`
@@ -130,10 +129,7 @@ pub fn model_and_out(
 /// # Errors
 /// It cannot be read, or is refused (3).
 pub fn read_config(folder: &Path) -> Result<RawConfig, CommandError> {
-    k3_checkpoint::config::read(&folder.join("config.json")).map_err(|error| {
-        CommandError::new(error, Exit::BadInput)
-            .hint("the config of another model, or of a copy without its config, is not guessed at")
-    })
+    Ok(k3_checkpoint::config::read(&folder.join("config.json"))?)
 }
 
 /// The folder, which has to be one.
@@ -142,17 +138,15 @@ pub fn read_config(folder: &Path) -> Result<RawConfig, CommandError> {
 /// No folder given (2); none there (3).
 pub fn model_dir(given: Option<&Path>) -> Result<PathBuf, CommandError> {
     let Some(folder) = named_model(given) else {
-        let error = anyhow::anyhow!("no checkpoint folder was given");
-        return Err(CommandError::new(error, Exit::Usage)
-            .hint("name the folder that holds config.json, or set K3_MODEL"));
+        let hint = "name the folder that holds config.json, or set K3_MODEL";
+        return Err(usage("no checkpoint folder was given", hint));
     };
     if folder.is_dir() {
         return Ok(folder);
     }
     let what = if folder.exists() { "not a folder" } else { "no such folder" };
     let error = anyhow::anyhow!("{}: {what}", folder.display());
-    Err(CommandError::new(error, Exit::BadInput)
-        .hint("a checkpoint is a folder with config.json and *.safetensors"))
+    Err(bad_input(error).hint("a checkpoint is a folder with config.json and *.safetensors"))
 }
 
 /// What there is of a checkpoint.
@@ -160,10 +154,7 @@ pub fn model_dir(given: Option<&Path>) -> Result<PathBuf, CommandError> {
 /// # Errors
 /// It cannot be opened (3).
 pub fn open_partial(folder: &Path) -> Result<Checkpoint, CommandError> {
-    Checkpoint::open_partial(folder).map_err(|error| {
-        CommandError::new(error, Exit::BadInput)
-            .hint("k3-verify check looks at every file by itself")
-    })
+    Ok(Checkpoint::open_partial(folder)?)
 }
 
 /// Refuses ids outside the vocabulary.
@@ -197,7 +188,7 @@ pub fn check_target(out: &Path) -> Result<(), CommandError> {
     };
     tempfile::tempfile_in(folder).map(|_| ()).map_err(|error| {
         let error = anyhow::anyhow!("{}: cannot write: {error}", out.display());
-        CommandError::new(error, Exit::BadInput).hint("its folder must be there and writable")
+        bad_input(error).hint("its folder must be there and writable")
     })
 }
 

@@ -1,13 +1,15 @@
 //! What every command shares: output options, error lines, files written whole or not at all.
 
+use std::fmt::Display;
 use std::fs;
 use std::io::{self, Write as _};
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
+use rayon::{ThreadPool, ThreadPoolBuilder};
 
-use k3_core::exit::Exit;
+use k3_core::exit::{Exit, Exits};
 use k3_core::host::files::replace_file;
 use k3_render::{Document, json};
 
@@ -58,12 +60,45 @@ impl CommandError {
         Self { error: error.into(), hint: None, exit }
     }
 
+    /// The same, naming the file it is about.
+    #[must_use]
+    pub fn at(mut self, path: &Path) -> Self {
+        self.error = self.error.context(path.display().to_string());
+        self
+    }
+
     /// The same with a hint line.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
     }
+}
+
+impl<E: Exits> From<E> for CommandError {
+    fn from(error: E) -> Self {
+        let (exit, hint) = (error.exit(), error.hint().map(str::to_owned));
+        Self { error: error.into(), hint, exit }
+    }
+}
+
+/// A bad argument.
+pub fn usage(message: impl Display) -> CommandError {
+    CommandError::new(anyhow::anyhow!("{message}"), Exit::Usage)
+}
+
+/// An input that is missing, unreadable or corrupt, or a system that refuses.
+pub fn bad_input(error: impl Into<anyhow::Error>) -> CommandError {
+    CommandError::new(error, Exit::BadInput)
+}
+
+/// So many worker threads; 0 for one per processor.
+///
+/// # Errors
+///
+/// The system refuses.
+pub fn pool(threads: usize) -> Result<ThreadPool, CommandError> {
+    ThreadPoolBuilder::new().num_threads(threads).build().map_err(bad_input)
 }
 
 /// Writes the error to stderr and returns its exit code.
@@ -100,7 +135,7 @@ pub fn quiet_pipe(result: io::Result<()>) -> Result<(), CommandError> {
     match result {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             let error = anyhow::anyhow!("stdout: {error}");
-            Err(CommandError::new(error, Exit::BadInput))
+            Err(bad_input(error))
         }
         _ => Ok(()),
     }
@@ -145,7 +180,7 @@ pub fn write_report(
     json: &impl serde::Serialize,
     document: &Document,
 ) -> Result<[String; 2], CommandError> {
-    let json = json::to_text(json).map_err(|error| CommandError::new(error, Exit::BadInput))?;
+    let json = json::to_text(json).map_err(bad_input)?;
     let text = document.text();
     if let Some(folder) = &args.out {
         fs::create_dir_all(folder).map_err(|error| unwritable(folder, &error))?;
@@ -164,7 +199,7 @@ pub fn write_page(args: &OutputArgs, document: &Document) -> Result<(), CommandE
     let Some(folder) = &args.out else {
         return Ok(());
     };
-    let figures = document.figures().map_err(|error| CommandError::new(error, Exit::BadInput))?;
+    let figures = document.figures().map_err(bad_input)?;
     for (name, svg) in &figures {
         write_whole(&folder.join(format!("{name}.svg")), svg.as_bytes())?;
     }
@@ -196,7 +231,7 @@ pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), CommandError> {
 
 /// A path that cannot be written.
 pub fn unwritable(path: &Path, error: &io::Error) -> CommandError {
-    CommandError::new(anyhow::anyhow!("{}: cannot write: {error}", path.display()), Exit::BadInput)
+    bad_input(anyhow::anyhow!("{}: cannot write: {error}", path.display()))
 }
 
 #[cfg(test)]

@@ -8,14 +8,14 @@ use std::time::Instant;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::generate::{eprint_text, listen, model_error};
+use super::generate::{eprint_text, listen};
 use super::model_args::model_and_out;
 use super::output::{self, CommandError, OutputArgs};
 use k3_core::exit::Exit;
 use k3_engine::memory::plan::in_units;
 use k3_engine::stream::ModelFiles;
 use k3_engine::stream::pack;
-use k3_engine::stream::pack::{PackError, Packed, Progress, Stage};
+use k3_engine::stream::pack::{Packed, Progress, Stage};
 use k3_render::Document;
 
 /// What was typed.
@@ -39,8 +39,7 @@ pub fn run(args: &PackArgs) -> Result<Exit, CommandError> {
     output::check_writable(&args.output)?;
     let interrupt = listen()?;
     let (model, out) = model_and_out(&args.places, args.model.as_deref())?;
-    let files = ModelFiles::open(&model, None, None);
-    let files = files.map_err(|error| model_error(&error))?;
+    let files = ModelFiles::open(&model, None, None)?;
     let start = Instant::now();
     let bar = bar();
     let mut stage = Stage::Copy;
@@ -63,14 +62,7 @@ pub fn run(args: &PackArgs) -> Result<Exit, CommandError> {
     if let Some(bar) = bar {
         bar.finish_and_clear();
     }
-    let packed = packed.map_err(|error| {
-        let exit = match error {
-            PackError::Interrupted { .. } => Exit::Incomplete,
-            _ => Exit::BadInput,
-        };
-        CommandError::new(anyhow::anyhow!("{error}"), exit)
-            .hint("what has been packed so far is kept; the same command goes on from there")
-    })?;
+    let packed = packed?;
     let seconds = start.elapsed().as_secs_f64();
     if packed.resumed_layers > 0 {
         eprint_text(&format!(

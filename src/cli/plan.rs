@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use super::generate::{self, ModelArgs, model_error};
+use super::generate::{self, ModelArgs};
 use super::model_args::{given_twice, model_and_last, model_dir, parse_range, usage};
 use super::output::{self, CommandError, OutputArgs};
 use super::plan_layers::{self, Emit, PlanLayersArgs};
@@ -52,8 +52,7 @@ pub fn run(args: &PlanArgs) -> Result<Exit, CommandError> {
     let folder = model_dir(model.as_deref())?;
     let layers = args.model.layers.map(|layers| layers as usize);
     let trunk = args.model.trunk.as_deref();
-    let files = ModelFiles::open(&folder, layers, trunk);
-    let files = files.map_err(|error| model_error(&error))?;
+    let files = ModelFiles::open(&folder, layers, trunk)?;
     let positions = args.positions as usize;
     // Its text is written with a tokenizer, which is not open yet.
     let tokenizer = (files.config.vocab_size == K3_VOCABULARY).then_some(0);

@@ -96,7 +96,7 @@ pub fn run(
     output::check_writable(out)?;
     let (files, shape) = match named_model(model) {
         Some(folder) => of_folder(&model_dir(Some(&folder))?)?,
-        None => Files::of_release().map_err(|error| CommandError::new(error, Exit::BadInput))?,
+        None => Files::of_release()?,
     };
     let layers = range.resolve(shape.layers.len());
     let layers = layers.map_err(|error| CommandError::new(error, Exit::Usage))?;
@@ -132,9 +132,9 @@ pub fn run(
 fn of_folder(folder: &Path) -> Result<(Files, ModelShape), CommandError> {
     let config = read_config(folder)?;
     let shape = ModelShape::derive(&config);
-    let shape = shape.map_err(|error| CommandError::new(error, Exit::BadInput))?;
+    let shape = shape?;
     let files = Files::of_folder(folder, &shape);
-    let files = files.map_err(|error| CommandError::new(error, Exit::BadInput))?;
+    let files = files?;
     Ok((files, shape))
 }
 

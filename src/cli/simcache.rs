@@ -5,21 +5,18 @@ mod arguments;
 use std::path::Path;
 use std::time::Instant;
 
-use anyhow::Context as _;
-
 pub use arguments::SimcacheArgs;
-use arguments::Usage;
 
-use super::output::{self, CommandError};
+use super::output::{self, CommandError, bad_input};
 use k3_cache::trace;
-use k3_cache::trace::{Trace, TraceError};
+use k3_cache::trace::Trace;
 use k3_core::exit::Exit;
 use k3_core::host::provenance::{Provenance, default_threads};
 use k3_simcache::measured;
 use k3_simcache::measured::Rung;
 use k3_simcache::report::Report;
 use k3_simcache::study;
-use k3_simcache::study::{StudyError, StudyPlan};
+use k3_simcache::study::StudyPlan;
 
 /// Runs the command.
 ///
@@ -29,66 +26,26 @@ use k3_simcache::study::{StudyError, StudyPlan};
 /// unwritable output.
 pub fn run(args: &SimcacheArgs) -> Result<Exit, CommandError> {
     let begin = Instant::now();
-    let shape = args.shape().map_err(usage)?;
+    let shape = args.shape()?;
     let mut traces = Vec::new();
     for path in &args.traces {
-        let trace = trace::read(path, &shape).map_err(|error| trace_error(path, error))?;
-        args.check_against(&trace, path).map_err(usage)?;
+        let trace =
+            trace::read(path, &shape).map_err(|error| CommandError::from(error).at(path))?;
+        args.check_against(&trace, path)?;
         traces.push(trace);
     }
     let ladder = args.measured.as_deref().map(read_ladder).transpose()?;
-    let plan = args.plan(&traces[0], ladder).map_err(usage)?;
+    let plan = args.plan(&traces[0], ladder)?;
     output::check_writable(&args.output)?;
-    let pool = rayon::ThreadPoolBuilder::new()
-        .num_threads(args.threads.map_or(0, usize::from))
-        .build()
-        .map_err(|error| CommandError::new(error, Exit::BadInput))?;
+    let pool = output::pool(args.threads.map_or(0, usize::from))?;
     let mut report = pool.install(|| study_and_export(traces, &plan, args))?;
     report.provenance = provenance(args, begin);
     output::deliver(&args.output, &report, &report.document())?;
     Ok(verdict(&report))
 }
 
-fn usage(error: Usage) -> CommandError {
-    CommandError::new(error, Exit::Usage)
-}
-
-/// An error that names the file, with its exit code and hint.
-fn trace_error(path: &Path, error: TraceError) -> CommandError {
-    let (exit, hint) = match &error {
-        TraceError::Empty => (Exit::Incomplete, "a trace of at least one request is needed"),
-        TraceError::ByteSwapped { .. } => (Exit::BadInput, "write the pairs little-endian"),
-        TraceError::LayerOutOfRange { .. } | TraceError::ExpertOutOfRange { .. } => {
-            let hint = "a trace of another model needs --model-layers, --experts and --top-k";
-            (Exit::BadInput, hint)
-        }
-        TraceError::NoEndRecord { .. } | TraceError::CutRecord { .. } => {
-            (Exit::BadInput, "the run that wrote it did not finish, or the copy is incomplete")
-        }
-        _ => (Exit::BadInput, ""),
-    };
-    let error = anyhow::Error::new(error).context(path.display().to_string());
-    let error = CommandError::new(error, exit);
-    if hint.is_empty() { error } else { error.hint(hint) }
-}
-
-fn study_error(error: StudyError) -> CommandError {
-    let (exit, hint) = match &error {
-        StudyError::Empty => (Exit::Incomplete, "the filters leave nothing"),
-        StudyError::NoDecodeOrder(_) => {
-            (Exit::Incomplete, "--order recorded replays the trace as it is")
-        }
-        StudyError::NothingToMeasure | StudyError::NoPositions(_) => (Exit::Incomplete, ""),
-        StudyError::Cache(_) => (Exit::Usage, ""),
-        StudyError::Trace(_) => (Exit::BadInput, ""),
-    };
-    let error = CommandError::new(error, exit);
-    if hint.is_empty() { error } else { error.hint(hint) }
-}
-
 fn read_ladder(path: &Path) -> Result<Vec<Rung>, CommandError> {
-    let ladder = measured::read(path).with_context(|| path.display().to_string());
-    ladder.map_err(|error| CommandError::new(error, Exit::BadInput))
+    measured::read(path).map_err(|error| CommandError::from(error).at(path))
 }
 
 fn study_and_export(
@@ -97,13 +54,13 @@ fn study_and_export(
     args: &SimcacheArgs,
 ) -> Result<Report, CommandError> {
     if let Some(path) = &args.csv {
-        let main = study::main_order(traces.clone(), plan).map_err(study_error)?;
+        let main = study::main_order(traces.clone(), plan)?;
         let mut csv = Vec::new();
         let written = trace::csv::write(&main, &mut csv);
-        written.map_err(|error| CommandError::new(error, Exit::BadInput))?;
+        written.map_err(bad_input)?;
         output::write_whole(path, &csv)?;
     }
-    study::run(traces, plan).map_err(study_error)
+    Ok(study::run(traces, plan)?)
 }
 
 /// What was compared decides; then what could not be done.

@@ -6,7 +6,7 @@ use std::io::{self, BufWriter, IsTerminal as _, Write as _};
 use super::super::output::{CommandError, unwritable};
 use super::super::pending_file::PendingFile;
 use super::text::TextOutput;
-use super::{GenerateArgs, Pending, engine_error, eprint_text};
+use super::{GenerateArgs, Pending, eprint_text};
 use k3_cache::trace::Phase;
 use k3_cache::trace::v1::Header;
 use k3_core::exit::Exit;
@@ -76,8 +76,7 @@ impl<'a> RunWatch<'a> {
                 return Err(CommandError::new(error, Exit::Usage));
             }
             let recorder = Recorder::create(file.path(), Box::new(file.writer()?), &header);
-            let recorder =
-                recorder.map_err(|error| engine_error(&EngineError::source("trace", error)))?;
+            let recorder = recorder.map_err(|error| EngineError::source("trace", error))?;
             streamed.experts.record(recorder);
         }
         let logits = outputs.logits.as_ref().map(PendingFile::writer);
@@ -119,7 +118,7 @@ impl<'a> RunWatch<'a> {
     /// Ends the text, and shows the table that waited for it.
     fn end_text(&mut self) -> Result<(), CommandError> {
         let ended = self.text.take().map_or(Ok(()), TextOutput::finish);
-        ended.map_err(|error| engine_error(&error))?;
+        ended?;
         if self.is_shared {
             let rows = self.steps.iter().enumerate();
             let table = StepRow::live_table();
@@ -141,7 +140,7 @@ impl<'a> RunWatch<'a> {
             flushed.map_err(|reason| unwritable(file.path(), &reason))?;
         }
         let ended = self.streamed.experts.finish_record();
-        ended.map_err(|error| engine_error(&EngineError::source("trace", error)))?;
+        ended.map_err(|error| EngineError::source("trace", error))?;
         let files = [self.outputs.logits, self.outputs.trace];
         Ok((self.steps, files.into_iter().flatten().collect()))
     }

@@ -5,6 +5,8 @@ use std::path::{Path, PathBuf};
 use clap::Args;
 use thiserror::Error;
 
+use k3_core::exit::{Exit, Exits};
+
 use super::super::output::OutputArgs;
 use crate::cli::choice::choice;
 use k3_cache::policy::PolicyName;
@@ -25,6 +27,12 @@ const MAX_SLOTS: u64 = 1 << 24;
 #[derive(Debug, Error)]
 #[error("{0}")]
 pub struct Usage(pub String);
+
+impl Exits for Usage {
+    fn exit(&self) -> Exit {
+        Exit::Usage
+    }
+}
 
 /// Study the expert cache offline: hit rates at every capacity, bytes and seconds per token
 #[derive(Debug, Clone, Args)]
