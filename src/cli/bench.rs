@@ -20,6 +20,7 @@ use super::generate::{eprint_text, listen};
 use super::model_args::CheckpointArgs;
 use super::output::{self, CommandError, OutputArgs, bad_input, usage};
 use super::sizes::parse_size;
+use super::threads::ThreadsArgs;
 use k3_cache::policy::PolicyName;
 use k3_core::exit::Exit;
 use k3_core::host::interrupt::Interrupt;
@@ -66,9 +67,8 @@ pub struct BenchArgs {
     /// Policy of the expert cache; `simcache --measured` models lru
     #[arg(long, value_name = "NAME", value_parser = choice::<PolicyName>(), default_value = "lru")]
     policy: PolicyName,
-    /// Worker threads (at most 1024)
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    threads: Option<u16>,
+    #[command(flatten)]
+    threads: ThreadsArgs,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -196,7 +196,7 @@ fn one(
     if let Some(trunk) = &args.trunk {
         command.arg("--trunk").arg(trunk);
     }
-    if let Some(threads) = args.threads {
+    if let Some(threads) = args.threads.given {
         command.args(["--threads", &threads.to_string()]);
     }
     if let (true, Some(folder)) = (traced, &args.output.out) {

@@ -7,11 +7,12 @@ use clap::Args;
 
 use super::model_args::{CheckpointArgs, read_config};
 use super::output::{self, CommandError, OutputArgs, bad_input};
+use super::threads::ThreadsArgs;
 use k3_checkpoint::store::Note;
 use k3_checkpoint::{Checkpoint, ModelShape};
 use k3_core::config::RawConfig;
 use k3_core::exit::Exit;
-use k3_core::host::provenance::{Provenance, default_threads};
+use k3_core::host::provenance::Provenance;
 use k3_gates::audit::digests;
 use k3_gates::audit::folder;
 use k3_gates::audit::folder::Files;
@@ -41,9 +42,8 @@ pub struct CheckArgs {
     /// Do not read the values, only files, headers and index
     #[arg(long)]
     headers_only: bool,
-    /// Worker threads (at most 1024)
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    threads: Option<u16>,
+    #[command(flatten)]
+    threads: ThreadsArgs,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -55,7 +55,7 @@ pub struct CheckArgs {
 /// No folder (2); an unreadable folder, config or list of digests (3).
 pub fn run(args: &CheckArgs) -> Result<Exit, CommandError> {
     let start = Instant::now();
-    let threads = args.threads.map_or_else(default_threads, usize::from);
+    let threads = args.threads.count();
     let folder = args.checkpoint.folder()?;
     output::check_writable(&args.output)?;
     let digests = args.sha256.as_deref().map(digests::read_list).transpose();

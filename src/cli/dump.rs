@@ -13,11 +13,12 @@ use super::model_args::{
     read_config,
 };
 use super::output::{self, CommandError, OutputArgs, bad_input};
+use super::threads::ThreadsArgs;
 use k3_checkpoint::Checkpoint;
 use k3_core::Precision;
 use k3_core::config::{MLA_NORM_EPS, RawConfig};
 use k3_core::exit::Exit;
-use k3_core::host::provenance::{Provenance, default_threads};
+use k3_core::host::provenance::Provenance;
 use k3_core::stages::{Stage, StageDump, StageKey, StageSink, StageValues};
 use k3_engine::kernels::table::Kernels;
 use k3_engine::model::{Engine, EngineOptions, EngineSequence, Shape};
@@ -51,9 +52,8 @@ pub struct DumpArgs {
     /// Epsilon of the two low-rank norms in MLA
     #[arg(long, value_name = "X", default_value_t = MLA_NORM_EPS, value_parser = parse_epsilon)]
     mla_norm_eps: f64,
-    /// Worker threads of the engine (at most 1024)
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    threads: Option<u16>,
+    #[command(flatten)]
+    threads: ThreadsArgs,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -165,14 +165,14 @@ pub fn run(args: &DumpArgs) -> Result<Exit, CommandError> {
         tensors: sink.dump.tensors.len(),
         bytes: bytes.len(),
         max_abs_h: sink.largest,
-        provenance: Provenance::since(start, threads(args), vec![model.display().to_string()]),
+        provenance: Provenance::since(
+            start,
+            args.threads.count(),
+            vec![model.display().to_string()],
+        ),
     };
     output::deliver(&args.output, &report, &document(&report, &out))?;
     Ok(Exit::Conforms)
-}
-
-fn threads(args: &DumpArgs) -> usize {
-    args.threads.map_or_else(default_threads, usize::from)
 }
 
 fn header(args: &DumpArgs) -> BTreeMap<String, String> {
@@ -196,7 +196,7 @@ fn by_engine(
     sink: &mut Selected,
 ) -> Result<(), CommandError> {
     let checkpoint = Checkpoint::open(model)?;
-    let options = EngineOptions { threads: threads(args), ..EngineOptions::default() };
+    let options = EngineOptions { threads: args.threads.count(), ..EngineOptions::default() };
     let mut shape = Shape::derive(config)?;
     shape.mla_norm_eps = args.mla_norm_eps;
     let engine = Engine::resident(Kernels::fastest(), shape, &checkpoint, options)?;

@@ -8,11 +8,11 @@ use clap::Args;
 use super::choice::choice;
 use super::model_args::parse_epsilon;
 use super::output::{self, CommandError, OutputArgs, bad_input};
+use super::threads::ThreadsArgs;
 use k3_core::Precision;
 use k3_core::clauses;
 use k3_core::config::MLA_NORM_EPS;
 use k3_core::exit::Exit;
-use k3_core::host::provenance::default_threads;
 use k3_gates::Ladder;
 use k3_gates::engine_command::{EngineCommand, Template};
 use k3_gates::evidence::EvidenceSet;
@@ -74,9 +74,8 @@ pub struct GatesArgs {
     /// Epsilon of the two low-rank norms in MLA, on the subject's side
     #[arg(long, value_name = "X", default_value_t = MLA_NORM_EPS, value_parser = parse_epsilon)]
     mla_norm_eps: f64,
-    /// Worker threads (at most 1024)
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    threads: Option<u16>,
+    #[command(flatten)]
+    threads: ThreadsArgs,
     /// Put this executable in the engine's place; `--help` tells the protocol
     #[arg(long, value_name = "CMD {model} {ids} {gen} {logits}", long_help = ENGINE_CMD_HELP,
         conflicts_with_all = ["mutants", "list"])]
@@ -120,10 +119,6 @@ pub fn run(args: &GatesArgs) -> Result<Exit, CommandError> {
     }
 }
 
-fn threads(args: &GatesArgs) -> usize {
-    args.threads.map_or_else(default_threads, usize::from)
-}
-
 fn list(args: &GatesArgs) -> Result<Exit, CommandError> {
     let mut document = Document::new("k3-verify gates --list");
     let mut rows = Vec::new();
@@ -161,7 +156,7 @@ fn climb(args: &GatesArgs) -> Result<Exit, CommandError> {
     bar.finish_and_clear();
     report.provenance.inputs = inputs(args);
     if let Some(file) = &args.write_ratchet {
-        write_ratchet(file, &report, ladder.sets(), threads(args))?;
+        write_ratchet(file, &report, ladder.sets(), args.threads.count())?;
     }
     output::deliver(&args.output, &report, &report.document())?;
     Ok(report.exit())
@@ -174,7 +169,7 @@ fn ladder(args: &GatesArgs) -> Result<Ladder, CommandError> {
     } else {
         Ladder::of_evidence(&args.evidence)?
     };
-    ladder = ladder.mla_norm_eps(args.mla_norm_eps).threads(threads(args));
+    ladder = ladder.mla_norm_eps(args.mla_norm_eps).threads(args.threads.count());
     if let Some(command) = engine_command(args)? {
         ladder = ladder.subject(command);
         // It cannot be told another epsilon. To compare it with engines that have one, the sets'
@@ -247,7 +242,7 @@ fn least_error(args: &GatesArgs) -> Result<Exit, CommandError> {
     let sites = perturbed::sites();
     let bar = output::progress(sites.len() as u64, "sites");
     let tick = || bar.inc(1);
-    let mut report = LeastErrorReport::run(&kernels, &tiny, &sites, threads(args), &tick);
+    let mut report = LeastErrorReport::run(&kernels, &tiny, &sites, args.threads.count(), &tick);
     bar.finish_and_clear();
     report.provenance.inputs = inputs(args);
     output::deliver(&args.output, &report, &report.document())?;
@@ -286,7 +281,7 @@ fn mutants(args: &GatesArgs) -> Result<Exit, CommandError> {
     let tables: Vec<mutants_report::ClauseTable> = tables.map(|(_, table)| table).collect();
     let options = kill_matrix::Options {
         mla_norm_eps: args.mla_norm_eps,
-        threads: threads(args),
+        threads: args.threads.count(),
         every_cell: args.exhaustive,
     };
     let bar = output::progress((subjects::controls().len() + mutants.len()) as u64, "mutants");

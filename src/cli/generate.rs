@@ -21,7 +21,7 @@ use k3_checkpoint::identity::Identity;
 use k3_core::exit::Exit;
 use k3_core::host::interrupt::Interrupt;
 use k3_core::host::memory;
-use k3_core::host::provenance::{Provenance, default_threads};
+use k3_core::host::provenance::Provenance;
 use k3_engine::generate::report::{Peak, RunReport, SCHEMA, Settings, Totals, join};
 use k3_engine::generate::run;
 use k3_engine::generate::run::{Generated, Request, TeacherForcing};
@@ -96,7 +96,7 @@ fn choose(
     let plan = plan(&args.model, &prepared.files, positions, rows, tokenizer)?;
     eprint_text(&format!("memory plan\n{}", plan.table().text()));
     let options = EngineOptions {
-        threads: args.threads.map_or_else(default_threads, usize::from),
+        threads: args.threads.count(),
         chunk_tokens: (args.model.prefill_chunk as usize).min(positions.max(1)),
     };
     let mut stream =

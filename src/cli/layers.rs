@@ -11,12 +11,13 @@ use super::model_args::{
     model_and_last, model_dir, open_partial, parse_epsilon, parse_range, read_config,
 };
 use super::output::{self, CommandError, Format, OutputArgs, bad_input, usage};
+use super::threads::ThreadsArgs;
 use k3_checkpoint::{Checkpoint, ModelShape};
 use k3_core::Precision;
 use k3_core::config::{MLA_NORM_EPS, RawConfig};
 use k3_core::exit::Exit;
 use k3_core::host::interrupt::Interrupt;
-use k3_core::host::provenance::{Provenance, default_threads};
+use k3_core::host::provenance::Provenance;
 use k3_engine::kernels::path::KernelPath;
 use k3_engine::kernels::table::Kernels;
 use k3_engine::model::{EngineOptions, Shape};
@@ -95,9 +96,8 @@ pub struct LayersArgs {
     /// Epsilon of the two low-rank norms in MLA, on both sides
     #[arg(long, value_name = "X", default_value_t = MLA_NORM_EPS, value_parser = parse_epsilon)]
     mla_norm_eps: f64,
-    /// Worker threads (at most 1024)
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    threads: Option<u16>,
+    #[command(flatten)]
+    threads: ThreadsArgs,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -159,7 +159,7 @@ impl LayersArgs {
 impl Plan {
     fn check(args: &LayersArgs) -> Result<Self, CommandError> {
         let start = Instant::now();
-        let threads = args.threads.map_or_else(default_threads, usize::from);
+        let threads = args.threads.count();
         let is_chain = args.input == "chain";
         if is_chain == args.ids.is_empty() {
             let text = if is_chain {

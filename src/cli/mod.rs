@@ -25,6 +25,7 @@ mod simcache;
 mod sizes;
 mod synth;
 mod text_input;
+mod threads;
 mod tokenize;
 
 use std::io::Write as _;

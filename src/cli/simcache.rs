@@ -11,7 +11,7 @@ use super::output::{self, CommandError, bad_input};
 use k3_cache::trace;
 use k3_cache::trace::Trace;
 use k3_core::exit::Exit;
-use k3_core::host::provenance::{Provenance, default_threads};
+use k3_core::host::provenance::Provenance;
 use k3_simcache::measured;
 use k3_simcache::measured::Rung;
 use k3_simcache::report::Report;
@@ -37,7 +37,7 @@ pub fn run(args: &SimcacheArgs) -> Result<Exit, CommandError> {
     let ladder = args.measured.as_deref().map(read_ladder).transpose()?;
     let plan = args.plan(&traces[0], ladder)?;
     output::check_writable(&args.output)?;
-    let pool = output::pool(args.threads.map_or(0, usize::from))?;
+    let pool = output::pool(args.threads.count())?;
     let mut report = pool.install(|| study_and_export(traces, &plan, args))?;
     report.provenance = provenance(args, begin);
     output::deliver(&args.output, &report, &report.document())?;
@@ -85,5 +85,5 @@ fn verdict(report: &Report) -> Exit {
 fn provenance(args: &SimcacheArgs, begin: Instant) -> Provenance {
     let files = args.traces.iter().chain(&args.measured);
     let inputs = files.map(|path| path.display().to_string()).collect();
-    Provenance::since(begin, args.threads.map_or_else(default_threads, usize::from), inputs)
+    Provenance::since(begin, args.threads.count(), inputs)
 }

@@ -3,23 +3,26 @@
 /// Largest size: what an address can name.
 const MAX_BYTES: f64 = (1_u64 << 56) as f64;
 
-/// A size such as `8GB`, `1.5GiB`, `700MB` or `4096` (bytes); GB is 10⁹, GiB is 2³⁰.
+/// A size such as `8GB`, `1.5GiB`, `700MB` or `4096` (bytes); GB is 10⁹, GiB is 2³⁰, in upper or
+/// lower case.
 ///
 /// # Errors
 /// A sentence for the message.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let units = [
-        ("GiB", 1_u64 << 30),
-        ("MiB", 1 << 20),
-        ("KiB", 1 << 10),
-        ("TB", 1_000_000_000_000),
-        ("GB", 1_000_000_000),
-        ("MB", 1_000_000),
-        ("KB", 1000),
-        ("B", 1),
+        ("tib", 1_u64 << 40),
+        ("gib", 1 << 30),
+        ("mib", 1 << 20),
+        ("kib", 1 << 10),
+        ("tb", 1_000_000_000_000),
+        ("gb", 1_000_000_000),
+        ("mb", 1_000_000),
+        ("kb", 1000),
+        ("b", 1),
     ];
+    let text = text.to_ascii_lowercase();
     let unit = units.iter().find_map(|(unit, bytes)| Some((text.strip_suffix(unit)?, *bytes)));
-    let (number, unit) = unit.unwrap_or((text, 1));
+    let (number, unit) = unit.unwrap_or((&text, 1));
     scaled(number, unit as f64).ok_or_else(|| "expected a size such as 8GB, 1.5GiB or 700MB".into())
 }
 
@@ -100,9 +103,10 @@ mod tests {
         assert_eq!(parse_size("8GB"), Ok(8_000_000_000));
         assert_eq!(parse_size("8GiB"), Ok(8 << 30));
         assert_eq!(parse_size("1.5MB"), Ok(1_500_000));
+        assert_eq!(parse_size("8gb"), parse_size("8GB"));
         assert_eq!(parse_size("4096"), Ok(4096));
         assert_eq!(parse_gigabytes("2.5"), Ok(2_500_000_000));
-        for text in ["-1", "nan", "inf", "1e30", "1e3", "", "GB", "8gb", "8 GB", "+8GB"] {
+        for text in ["-1", "nan", "inf", "1e30", "1e3", "", "GB", "8 GB", "+8GB"] {
             assert!(parse_size(text).is_err(), "{text:?}");
             assert!(parse_gigabytes(text).is_err(), "{text:?}");
         }

@@ -9,8 +9,9 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::choice::choice;
 use super::output::{self, CommandError, OutputArgs};
+use super::threads::ThreadsArgs;
 use k3_core::exit::Exit;
-use k3_core::host::provenance::{Provenance, default_threads};
+use k3_core::host::provenance::Provenance;
 use k3_synth::draw::Content;
 use k3_synth::folder::{Job, Survey};
 use k3_synth::probe::{Probe, probe};
@@ -61,9 +62,8 @@ pub struct SynthArgs {
     #[arg(long, value_name = "N", conflicts_with = "sparse",
         value_parser = clap::value_parser!(u16).range(0..=4096))]
     probe: Option<u16>,
-    /// Worker threads (at most 1024)
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    threads: Option<u16>,
+    #[command(flatten)]
+    threads: ThreadsArgs,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -75,7 +75,7 @@ pub struct SynthArgs {
 /// [`CommandError`]: see the variants of [`SynthError`].
 pub fn run(args: &SynthArgs) -> Result<Exit, CommandError> {
     let start = Instant::now();
-    let threads = args.threads.map_or_else(default_threads, usize::from);
+    let threads = args.threads.count();
     let preset = args.shape.unwrap_or(if args.sparse { Preset::K3 } else { Preset::Tiny });
     let overrides = Overrides { layers: args.layers, experts: args.experts, vocab: args.vocab };
     let model = SynthModel::new(preset, overrides, args.seed)?;

@@ -8,6 +8,7 @@ use super::super::model_args::{CheckpointArgs, Ids, parse_epsilon, parse_ids};
 use super::super::output::{CommandError, OutputArgs, usage};
 use super::super::sizes::{parse_gigabytes, parse_id, parse_size};
 use super::super::text_input::SpecialArg;
+use super::super::threads::ThreadsArgs;
 use crate::cli::choice::choice;
 use k3_cache::policy::PolicyName;
 use k3_cache::presets;
@@ -118,9 +119,8 @@ pub struct GenerateArgs {
     /// Epsilon of the two low-rank norms in MLA
     #[arg(long, value_name = "X", default_value_t = MLA_NORM_EPS, value_parser = parse_epsilon)]
     pub mla_norm_eps: f64,
-    /// Worker threads (at most 1024)
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub threads: Option<u16>,
+    #[command(flatten)]
+    pub threads: ThreadsArgs,
     #[command(flatten)]
     pub output: OutputArgs,
 }
