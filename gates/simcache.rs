@@ -1,7 +1,7 @@
 //! The cache laboratory: published numbers, trials F and I, hostile traces, properties, reports.
 //!
-//! Numbers from outside (the real trace, the measured ladder) are restated in tables here and read
-//! from the folder that K3_EXTERNAL names; without it those tests print NOT RUN.
+//! Numbers from outside (the real trace, the published measurements) are restated in tables here,
+//! and read from the folder that K3_EXTERNAL names; without it those tests print NOT RUN.
 
 #![allow(clippy::unwrap_used, reason = "a test that cannot go on fails")]
 #![allow(clippy::print_stdout, reason = "a test that did not run says so")]
@@ -12,10 +12,10 @@ mod command;
 mod held_out;
 #[path = "simcache/hostile.rs"]
 mod hostile;
-#[path = "simcache/ladder.rs"]
-mod ladder;
 #[path = "simcache/make.rs"]
 mod make;
+#[path = "simcache/measured.rs"]
+mod measured;
 #[path = "simcache/plots.rs"]
 mod plots;
 #[path = "simcache/prefetch.rs"]

@@ -164,14 +164,14 @@ fn layer_cycle_on_the_real_trace() {
 #[test]
 fn the_committed_report_and_plots_are_those_of_the_real_trace() {
     let Some(trace) = real_trace() else { return };
-    let Some(ladder) = external("kimi-k3-routing/measured-ladder.tsv") else {
+    let Some(measured) = external("kimi-k3-routing/measured-ladder.tsv") else {
         return;
     };
     let mut plan = crate::make::plan();
     plan.requests = None;
     plan.machine.trunk_bytes = K3_TRUNK_BYTES;
     plan.machine.fixed_bytes = K3_FIXED_BYTES;
-    plan.ladder = Some(measured::read(&ladder).unwrap());
+    plan.measured = Some(measured::read(&measured).unwrap());
     let report = study::run(vec![trace], &plan).unwrap();
     crate::reports::snapshot("kimi-k3-text", &report.document().text());
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("reports/simcache");

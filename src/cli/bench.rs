@@ -179,7 +179,7 @@ fn drain(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<io::Result<Vec<
 /// One run in a process of its own.
 fn one(
     args: &BenchArgs,
-    budget: &str,
+    limit: &str,
     traced: bool,
     interrupt: &Interrupt,
 ) -> Result<Value, CommandError> {
@@ -189,7 +189,7 @@ fn one(
     };
     let program = std::env::current_exe().map_err(failed)?;
     let mut command = Command::new(program);
-    command.args(["generate", "--format", "json", "--memory", budget]);
+    command.args(["generate", "--format", "json", "--memory", limit]);
     command.args(["--ids", &args.ids, "--gen", &args.r#gen.to_string()]);
     command.args(["--policy", args.policy.name()]);
     command.arg("--model").arg(args.checkpoint.folder()?);
@@ -217,5 +217,5 @@ fn one(
         _ => Exit::BadInput,
     };
     let what = line.unwrap_or("the run ended without a word");
-    Err(CommandError::new(anyhow::anyhow!("under {budget}: {what}"), exit))
+    Err(CommandError::new(anyhow::anyhow!("under {limit}: {what}"), exit))
 }

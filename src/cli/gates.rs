@@ -84,7 +84,7 @@ pub struct GatesArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 600, requires = "engine_cmd",
         value_parser = clap::value_parser!(u32).range(1..))]
     engine_timeout: u32,
-    /// Precision of the judged activations: budgets are 8 times its measured noise floor
+    /// Precision of the judged activations: tolerances are 8 times its measured noise floor
     #[arg(long, value_name = "P", value_parser = choice::<Precision>(),
         conflicts_with_all = ["mutants", "list"])]
     precision: Option<Precision>,

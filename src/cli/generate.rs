@@ -1,4 +1,4 @@
-//! `generate`: text or ids in, text or ids out, under a memory budget, from the shards or a packed
+//! `generate`: text or ids in, text or ids out, within a memory limit, from the shards or a packed
 //! trunk.
 
 mod arguments;

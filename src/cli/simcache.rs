@@ -13,7 +13,7 @@ use k3_cache::trace::Trace;
 use k3_core::exit::Exit;
 use k3_core::host::provenance::Provenance;
 use k3_simcache::measured;
-use k3_simcache::measured::Rung;
+use k3_simcache::measured::MeasuredLimit;
 use k3_simcache::report::Report;
 use k3_simcache::study;
 use k3_simcache::study::StudyPlan;
@@ -34,8 +34,8 @@ pub fn run(args: &SimcacheArgs) -> Result<Exit, CommandError> {
         args.check_against(&trace, path)?;
         traces.push(trace);
     }
-    let ladder = args.measured.as_deref().map(read_ladder).transpose()?;
-    let plan = args.plan(&traces[0], ladder)?;
+    let measured = args.measured.as_deref().map(read_measured).transpose()?;
+    let plan = args.plan(&traces[0], measured)?;
     output::check_writable(&args.output)?;
     let pool = output::pool(args.threads.count())?;
     let mut report = pool.install(|| study_and_export(traces, &plan, args))?;
@@ -44,7 +44,7 @@ pub fn run(args: &SimcacheArgs) -> Result<Exit, CommandError> {
     Ok(verdict(&report))
 }
 
-fn read_ladder(path: &Path) -> Result<Vec<Rung>, CommandError> {
+fn read_measured(path: &Path) -> Result<Vec<MeasuredLimit>, CommandError> {
     measured::read(path).map_err(|error| CommandError::from(error).at(path))
 }
 
@@ -66,12 +66,12 @@ fn study_and_export(
 /// What was compared decides; then what could not be done.
 fn verdict(report: &Report) -> Exit {
     let runs = &report.recorded_runs;
-    let ladder_differs = report
+    let forecast_differs = report
         .measured
         .as_ref()
         .is_some_and(|measured| measured.largest_error_points > measured.tolerance_points);
     let run_differs = runs.iter().any(|run| run.replayed.is_some() && run.difference.is_some());
-    if ladder_differs || run_differs {
+    if forecast_differs || run_differs {
         return Exit::Disagrees;
     }
     let main = report.views.first();

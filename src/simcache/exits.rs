@@ -1,10 +1,10 @@
 //! How a command ends for a study that cannot be made.
 
-use crate::measured::LadderError;
+use crate::measured::MeasuredError;
 use crate::study::StudyError;
 use k3_core::exit::{Exit, Exits};
 
-impl Exits for LadderError {}
+impl Exits for MeasuredError {}
 
 impl Exits for StudyError {
     fn exit(&self) -> Exit {

@@ -10,13 +10,13 @@
 //!
 //! It reads no weights and measures no disk: rates are arguments.
 
-pub mod budgets;
+pub mod against_measured;
 pub mod curve;
 mod document;
 mod exits;
 pub mod forecast;
 pub mod generator;
-pub mod ladder;
+pub mod limits;
 pub mod measured;
 pub mod optimum;
 pub mod order;

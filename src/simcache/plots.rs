@@ -342,7 +342,7 @@ fn measured_rates(measured: &Measured) -> LineChart {
 
 fn measured_seconds(measured: &Measured) -> LineChart {
     let x = |row: &super::report::MeasuredRow| row.total_gb.unwrap_or(row.slot_count as f64);
-    let budgets = measured.rows.iter().all(|row| row.total_gb.is_some());
+    let limits = measured.rows.iter().all(|row| row.total_gb.is_some());
     let pick = |value: fn(&super::report::MeasuredRow) -> Option<f64>| {
         let points = measured.rows.iter().filter_map(|row| Some((x(row), value(row)?)));
         points.collect::<Vec<_>>()
@@ -352,7 +352,7 @@ fn measured_seconds(measured: &Measured) -> LineChart {
     LineChart {
         title: "Forecast against measured: seconds per token".to_string(),
         subtitle: format!("disk rate and computing {how}; largest error {error:.2} s"),
-        x: Axis::logarithmic(if budgets {
+        x: Axis::logarithmic(if limits {
             "memory, GB (log scale)"
         } else {
             "expert slots (log scale)"

@@ -152,12 +152,12 @@ pub fn forecast_table(forecast: &Forecast) -> Table {
         "pins",
     ];
     let rows = forecast.recommendations.iter().map(|advice| {
-        let of_budget: Vec<&ForecastRow> = forecast
+        let of_limit: Vec<&ForecastRow> = forecast
             .rows
             .iter()
             .filter(|row| (row.memory_bytes, row.preset) == (advice.memory_bytes, advice.preset))
             .collect();
-        let by = |policy: &str| of_budget.iter().find(|row| row.policy == policy);
+        let by = |policy: &str| of_limit.iter().find(|row| row.policy == policy);
         let seconds = |row: Option<&&ForecastRow>| {
             row.map_or("-".to_string(), |row| amount(row.seconds_per_token))
         };

@@ -177,7 +177,7 @@ fn summarise(comparisons: Vec<NamedComparison>) -> Outcome {
         None => {
             let worst = comparisons.iter().filter_map(|c| c.record.ratio).fold(0.0, f64::max);
             let count: usize = comparisons.iter().map(|c| c.record.count).sum();
-            format!("{count} values, worst {worst:.2e} of its budget")
+            format!("{count} values, worst {worst:.2e} of its tolerance")
         }
         Some(first) => {
             let how = match (&first.record.problem, &first.record.first_mismatch) {

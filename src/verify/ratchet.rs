@@ -116,9 +116,9 @@ impl Ratchet {
         let floor = one_rounding(precision);
         ratios.into_iter().find_map(|(key, ratio)| match self.ratios.get(&key) {
             None => Some(format!("ratchet: {key} is at {ratio:.2e}, nothing is recorded")),
-            Some(before) if ratio > GROWTH * before.max(floor) => {
-                Some(format!("ratchet: {key} grew from {before:.2e} to {ratio:.2e} of its budget"))
-            }
+            Some(before) if ratio > GROWTH * before.max(floor) => Some(format!(
+                "ratchet: {key} grew from {before:.2e} to {ratio:.2e} of its tolerance"
+            )),
             Some(_) => None,
         })
     }

@@ -13,8 +13,10 @@ use k3_cache::shape::ModelShape;
 use k3_cache::slot_table::{Requests, Reserve};
 use k3_cache::trace::Trace;
 use k3_gates::layers::range::LayerRange;
-use k3_simcache::forecast::{ASSUMED_DISK_RATE, Budget, K3_FIXED_BYTES, K3_TRUNK_BYTES, Machine};
-use k3_simcache::measured::Rung;
+use k3_simcache::forecast::{
+    ASSUMED_DISK_RATE, K3_FIXED_BYTES, K3_TRUNK_BYTES, Machine, MemoryLimit,
+};
+use k3_simcache::measured::MeasuredLimit;
 use k3_simcache::order::Order;
 use k3_simcache::prefetch::PrefetchPlan;
 use k3_simcache::study::StudyPlan;
@@ -51,7 +53,7 @@ pub struct SimcacheArgs {
     /// Capacities in GB (10^9 bytes), comma separated
     #[arg(long, value_name = "X,X", value_delimiter = ',', value_parser = positive)]
     pub cache_gb: Vec<f64>,
-    /// Memory budgets to forecast, such as 8GB,64GiB; default for a large model: the ladder's
+    /// Memory limits to forecast, such as 8GB,64GiB; default for a large model: the published ones
     #[arg(long, value_name = "SIZE,SIZE", value_delimiter = ',', value_parser = size)]
     pub memory: Vec<u64>,
     /// Forecast a preset (repeatable)
@@ -69,10 +71,11 @@ pub struct SimcacheArgs {
     /// Memory besides trunk and experts; default for K3: 6.65GB
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub fixed: Option<u64>,
-    /// Hold the forecast against a measured ladder (tab-separated)
+    /// Hold the forecast against what was measured under several memory limits: a tab-separated
+    /// table, as bench writes it
     #[arg(long, value_name = "FILE")]
     pub measured: Option<PathBuf>,
-    /// Error in points of hit rate up to which the ladder agrees
+    /// Error in points of hit rate up to which they agree
     #[arg(long, value_name = "POINTS", default_value_t = 1.0, value_parser = not_negative)]
     pub tolerance: f64,
     /// Keep only these layers (0..92, both ends included; 7; 0,3,91..92)
@@ -155,7 +158,7 @@ impl SimcacheArgs {
     pub fn plan(
         &self,
         trace: &Trace,
-        ladder: Option<Vec<Rung>>,
+        measured: Option<Vec<MeasuredLimit>>,
     ) -> Result<StudyPlan, CommandError> {
         let shape = &trace.shape;
         let by_gb = self.cache_gb.iter().map(|gb| (gb * 1e9 / shape.expert_bytes as f64) as usize);
@@ -184,28 +187,28 @@ impl SimcacheArgs {
             policies,
             prefetch: self.prefetch.clone(),
             slot_counts,
-            budgets: self.budgets(),
+            limits: self.limits(),
             machine: self.machine(trace),
-            ladder,
+            measured,
             tolerance_points: self.tolerance,
             keep_layers,
             keep_positions: self.positions,
         })
     }
 
-    fn budgets(&self) -> Option<Vec<Budget>> {
+    fn limits(&self) -> Option<Vec<MemoryLimit>> {
         let mut memory = self.memory.clone();
         memory.sort_unstable();
         memory.dedup();
-        let mut budgets: Vec<Budget> =
-            memory.into_iter().map(|bytes| Budget::Memory { bytes }).collect();
+        let mut limits: Vec<MemoryLimit> =
+            memory.into_iter().map(|bytes| MemoryLimit::Memory { bytes }).collect();
         let chosen = PRESETS.iter().filter(|preset| self.preset.iter().any(|p| p == preset.name));
-        budgets.extend(chosen.map(|preset| Budget::Preset {
+        limits.extend(chosen.map(|preset| MemoryLimit::Preset {
             name: preset.name,
             trunk_bytes: (preset.trunk_gb * 1e9) as u64,
             expert_bytes: (preset.expert_gb * 1e9) as u64,
         }));
-        (!budgets.is_empty()).then_some(budgets)
+        (!limits.is_empty()).then_some(limits)
     }
 
     /// K3's trunk and fixed memory only for K3's shape; other models have to state theirs.

@@ -95,7 +95,7 @@ fn own_decoding(context: &Context<'_>, generation: &Generation) -> Result<Outcom
         };
         let ratio = named.record.ratio.unwrap_or(f64::NAN);
         let of = set.greedy_ids.len();
-        format!("{of} ids; {rows} of {of} rows of logits at {ratio:.2e} of their budget, {bits}")
+        format!("{of} ids; {rows} of {of} rows of logits at {ratio:.2e} of their tolerance, {bits}")
     };
     let mut outcome = Outcome::judged(passed, summary);
     outcome.comparisons.push(named);

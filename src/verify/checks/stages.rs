@@ -92,7 +92,7 @@ fn summarise(comparisons: Vec<NamedComparison>) -> Outcome {
                 .filter_map(|c| Some((c.record.ratio?, &c.name)))
                 .max_by(|a, b| a.0.total_cmp(&b.0));
             let worst = worst.map_or_else(String::new, |(ratio, name)| {
-                format!(", worst {name} at {ratio:.2e} of its budget")
+                format!(", worst {name} at {ratio:.2e} of its tolerance")
             });
             format!("{} tensors{worst}", comparisons.len())
         }
@@ -107,7 +107,7 @@ fn describe(comparison: &NamedComparison) -> String {
     match (&record.problem, &record.first_mismatch) {
         (Some(problem), _) => format!("{}: {problem}", comparison.name),
         (None, Some(first)) => format!(
-            "{} at {:?}: expected {:e}, got {:e}, budget {}",
+            "{} at {:?}: expected {:e}, got {:e}, tolerance {}",
             comparison.name, first.index, first.expected, first.got, record.budget
         ),
         (None, None) => comparison.name.clone(),
