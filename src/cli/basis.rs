@@ -82,10 +82,6 @@ impl BasisArgs {
     /// Decides. `exact` says whether the expected side is stored in f64, `header` is what that
     /// side's file says of itself, `stored` is how the subject's values are stored, `ids` what the
     /// files were made from.
-    ///
-    /// # Errors
-    ///
-    /// A checkpoint that cannot be read; ids that cannot judge the precision.
     pub fn decide(
         &self,
         exact: bool,

@@ -74,9 +74,6 @@ pub struct BenchArgs {
 }
 
 /// Runs the command.
-///
-/// # Errors
-/// [`CommandError`]: a run that failed ends the bench with that run's exit code.
 pub fn run(args: &BenchArgs) -> Result<Exit, CommandError> {
     super::sizes::parse_ids(&args.ids).map_err(|text| usage(format!("--ids: {text}")))?;
     output::check_writable(&args.output)?;

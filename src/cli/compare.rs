@@ -67,10 +67,6 @@ struct Pair {
 }
 
 /// Runs the command.
-///
-/// # Errors
-///
-/// [`CommandError`] when a file cannot be used or the dumps were made from different ids.
 pub fn run(args: &CompareArgs) -> Result<Exit, CommandError> {
     let start = Instant::now();
     output::check_writable(&args.output)?;

@@ -125,11 +125,6 @@ impl StageSink for Selected {
 }
 
 /// Runs the command.
-///
-/// # Errors
-///
-/// [`CommandError`] for a checkpoint that is refused, ids it does not have, a pattern that fits no
-/// stage, an output that cannot be written.
 pub fn run(args: &DumpArgs) -> Result<Exit, CommandError> {
     let start = Instant::now();
     let (model, out) = model_and_out(&args.paths, args.model.as_deref())?;

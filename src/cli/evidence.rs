@@ -85,11 +85,6 @@ impl Noise {
 }
 
 /// Runs the command.
-///
-/// # Errors
-///
-/// [`CommandError`] for a checkpoint that is refused, ids it does not have, a folder that is in
-/// use or cannot be written.
 pub fn run(args: &EvidenceArgs) -> Result<Exit, CommandError> {
     let start = Instant::now();
     let (model, out) = model_and_out(&args.paths, args.model.as_deref())?;

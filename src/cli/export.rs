@@ -28,10 +28,6 @@ pub struct ExportArgs {
 }
 
 /// Runs the command.
-///
-/// # Errors
-///
-/// [`CommandError`] when the folder is in use or cannot be written.
 pub fn run(args: &ExportArgs) -> Result<Exit, CommandError> {
     output::check_writable(&args.output)?;
     let fixtures = Fixtures::embedded()?;
@@ -63,10 +59,6 @@ pub struct NewFolder(tempfile::TempDir);
 
 impl NewFolder {
     /// Beside the folder that it will become.
-    ///
-    /// # Errors
-    ///
-    /// That folder has something in it, or its parent cannot be written.
     pub fn beside(target: &Path) -> Result<Self, CommandError> {
         let in_use = match fs::read_dir(target) {
             Ok(mut entries) => entries.next().is_some(),
@@ -94,10 +86,6 @@ impl NewFolder {
     }
 
     /// Gives it its name.
-    ///
-    /// # Errors
-    ///
-    /// It cannot be renamed.
     pub fn keep(self, target: &Path) -> Result<(), CommandError> {
         use std::os::unix::fs::PermissionsExt as _;
         // As an ordinary new folder, not for the owner alone; one that is empty makes room.
@@ -117,10 +105,6 @@ fn cannot_write(path: &Path, error: &std::io::Error) -> CommandError {
 }
 
 /// Copies every file below a folder.
-///
-/// # Errors
-///
-/// A file cannot be read or written.
 pub fn copy_below(from: &Path, to: &Path) -> Result<(), CommandError> {
     for file in files_below(from) {
         copy_file(&from.join(&file), &to.join(&file))?;

@@ -101,10 +101,6 @@ commas, and writes logits as raw little-endian f32 (or safetensors, tensor `logi
 the vocabulary per position, or one per generated id. It exits with 0";
 
 /// Runs the command.
-///
-/// # Errors
-///
-/// [`CommandError`] when there can be no verdict: unreadable fixtures, unwritable output.
 pub fn run(args: &GatesArgs) -> Result<Exit, CommandError> {
     if args.list {
         return list(args);

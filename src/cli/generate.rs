@@ -50,9 +50,6 @@ struct Prepared {
 }
 
 /// Runs the command.
-///
-/// # Errors
-/// [`CommandError`]; neither ids nor a report are printed then, text that has streamed stands.
 pub fn run(args: &GenerateArgs) -> Result<Exit, CommandError> {
     let start = Instant::now();
     args.check()?;
@@ -172,9 +169,6 @@ fn execute(args: &GenerateArgs, prepared: Prepared) -> Result<Exit, CommandError
 }
 
 /// Ctrl-C and SIGTERM from here on as a flag.
-///
-/// # Errors
-/// The system refuses.
 pub fn listen() -> Result<Interrupt, CommandError> {
     Interrupt::listen().map_err(bad_input)
 }

@@ -103,10 +103,6 @@ pub struct LayersArgs {
 }
 
 /// Runs the command.
-///
-/// # Errors
-///
-/// [`CommandError`] when there can be no verdict.
 pub fn run(args: &LayersArgs) -> Result<Exit, CommandError> {
     let plan = Plan::check(args)?;
     output::check_writable(&args.output)?;

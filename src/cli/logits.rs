@@ -71,10 +71,6 @@ impl Side {
 }
 
 /// Runs the command.
-///
-/// # Errors
-///
-/// [`CommandError`] when a file cannot be used or the two were made from different ids.
 pub fn run(args: &LogitsArgs) -> Result<Exit, CommandError> {
     let start = Instant::now();
     output::check_writable(&args.output)?;

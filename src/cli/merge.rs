@@ -24,10 +24,6 @@ pub struct MergeArgs {
 }
 
 /// Runs the command.
-///
-/// # Errors
-///
-/// A report that cannot be read, or parts that do not make up one whole.
 pub fn run(args: &MergeArgs) -> Result<Exit, CommandError> {
     output::check_writable(&args.output)?;
     let parts: Result<Vec<_>, _> = args.parts.iter().map(|part| read(part)).collect();

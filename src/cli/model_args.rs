@@ -16,19 +16,11 @@ use k3_gates::layers::range::LayerRange;
 pub struct Ids(pub Vec<u32>);
 
 /// Reads `1,2,3`.
-///
-/// # Errors
-///
-/// The part that is no id.
 pub fn parse_ids(text: &str) -> Result<Ids, String> {
     super::sizes::parse_ids(text).map(Ids)
 }
 
 /// A positive, finite number.
-///
-/// # Errors
-///
-/// Anything else.
 pub fn parse_epsilon(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if value.is_finite() && value > 0.0 => Ok(value),
@@ -89,10 +81,6 @@ pub fn parse_range(text: &Path) -> Result<LayerRange, CommandError> {
 
 /// The checkpoint, if one is named, and the argument after it, out of `[MODEL] LAST`, `--model`
 /// and `K3_MODEL`; `last` is what the other argument is called.
-///
-/// # Errors
-///
-/// A checkpoint named twice.
 pub fn model_and_last(
     places: &[PathBuf],
     flag: Option<&Path>,
@@ -107,10 +95,6 @@ pub fn model_and_last(
 }
 
 /// The same where there must be a checkpoint and an output follows it.
-///
-/// # Errors
-///
-/// A checkpoint named twice or not at all.
 pub fn model_and_out(
     places: &[PathBuf],
     flag: Option<&Path>,
@@ -158,10 +142,6 @@ pub fn open_partial(folder: &Path) -> Result<Checkpoint, CommandError> {
 }
 
 /// Refuses ids outside the vocabulary.
-///
-/// # Errors
-///
-/// The first such id.
 pub fn check_ids(ids: &[u32], config: &RawConfig) -> Result<(), CommandError> {
     match ids.iter().find(|id| **id as usize >= config.vocab_size) {
         None => Ok(()),
@@ -173,10 +153,6 @@ pub fn check_ids(ids: &[u32], config: &RawConfig) -> Result<(), CommandError> {
 }
 
 /// Refuses a file that cannot be written before any long work.
-///
-/// # Errors
-///
-/// The folder it would lie in is missing or not writable, or it is a folder itself.
 pub fn check_target(out: &Path) -> Result<(), CommandError> {
     if out.is_dir() {
         let message = format!("{}: expected a file to write, got a folder", out.display());

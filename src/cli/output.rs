@@ -93,10 +93,6 @@ pub fn bad_input(error: impl Into<anyhow::Error>) -> CommandError {
 }
 
 /// So many worker threads; 0 for one per processor.
-///
-/// # Errors
-///
-/// The system refuses.
 pub fn pool(threads: usize) -> Result<ThreadPool, CommandError> {
     ThreadPoolBuilder::new().num_threads(threads).build().map_err(bad_input)
 }
@@ -127,10 +123,6 @@ fn in_one_line(error: &anyhow::Error) -> String {
 }
 
 /// A reader that closed the pipe has seen enough; any other failure to write is an error.
-///
-/// # Errors
-///
-/// Any failure but a closed pipe.
 pub fn quiet_pipe(result: io::Result<()>) -> Result<(), CommandError> {
     match result {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
@@ -143,10 +135,6 @@ pub fn quiet_pipe(result: io::Result<()>) -> Result<(), CommandError> {
 
 /// Prints a report in the chosen form and writes it to `--out`. A plot that cannot be drawn is an
 /// error after the numbers are out.
-///
-/// # Errors
-///
-/// When a file or stdout cannot be written, or a plot cannot be drawn.
 pub fn deliver(
     args: &OutputArgs,
     json: &impl serde::Serialize,
@@ -161,20 +149,12 @@ pub fn deliver(
 }
 
 /// Prints to stdout; a closed pipe is quiet.
-///
-/// # Errors
-///
-/// When stdout cannot be written.
 pub fn print(text: &str) -> Result<(), CommandError> {
     let mut stdout = io::stdout().lock();
     quiet_pipe(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()))
 }
 
 /// Writes a report's JSON and text to `--out`, if it is given, and returns both.
-///
-/// # Errors
-///
-/// When a file cannot be written.
 pub fn write_report(
     args: &OutputArgs,
     json: &impl serde::Serialize,
@@ -191,10 +171,6 @@ pub fn write_report(
 }
 
 /// Writes a report's plots and page to `--out`, if it is given.
-///
-/// # Errors
-///
-/// When a plot cannot be drawn or a file cannot be written.
 pub fn write_page(args: &OutputArgs, document: &Document) -> Result<(), CommandError> {
     let Some(folder) = &args.out else {
         return Ok(());
@@ -207,10 +183,6 @@ pub fn write_page(args: &OutputArgs, document: &Document) -> Result<(), CommandE
 }
 
 /// Refuses a folder that cannot be written before any long work.
-///
-/// # Errors
-///
-/// When the folder cannot be made or written.
 pub fn check_writable(args: &OutputArgs) -> Result<(), CommandError> {
     let Some(folder) = &args.out else {
         return Ok(());
@@ -221,10 +193,6 @@ pub fn check_writable(args: &OutputArgs) -> Result<(), CommandError> {
 }
 
 /// Writes a file whole or not at all.
-///
-/// # Errors
-///
-/// When the file cannot be written; then no file of that name is left half-written.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), CommandError> {
     replace_file(path, bytes).map_err(|error| unwritable(path, &error))
 }

@@ -32,9 +32,6 @@ pub struct PackArgs {
 }
 
 /// Runs the command.
-///
-/// # Errors
-/// [`CommandError`]: a checkpoint that cannot be read, scattered layers, a full disk, an interrupt.
 pub fn run(args: &PackArgs) -> Result<Exit, CommandError> {
     output::check_writable(&args.output)?;
     let interrupt = listen()?;

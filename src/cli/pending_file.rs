@@ -18,9 +18,6 @@ pub struct PendingFile {
 
 impl PendingFile {
     /// Makes it beside `path`.
-    ///
-    /// # Errors
-    /// The folder cannot be written, or `path` is no regular file.
     pub fn create(path: &Path) -> Result<Self, CommandError> {
         let file = files::temporary_beside(path).map_err(|reason| unwritable(path, &reason))?;
         Ok(Self { file, path: path.to_owned() })
@@ -33,18 +30,12 @@ impl PendingFile {
     }
 
     /// A handle to write with.
-    ///
-    /// # Errors
-    /// The system gives none.
     pub fn writer(&self) -> Result<File, CommandError> {
         let file = self.file.reopen();
         file.map_err(|reason| unwritable(&self.path, &reason))
     }
 
     /// Gives it its name.
-    ///
-    /// # Errors
-    /// It cannot be written to the end or renamed.
     pub fn finish(self) -> Result<(), CommandError> {
         files::finish(self.file, &self.path).map_err(|reason| unwritable(&self.path, &reason))
     }

@@ -19,11 +19,6 @@ use k3_simcache::study;
 use k3_simcache::study::StudyPlan;
 
 /// Runs the command.
-///
-/// # Errors
-///
-/// [`CommandError`] when there is no report: unreadable or unusable traces, bad arguments,
-/// unwritable output.
 pub fn run(args: &SimcacheArgs) -> Result<Exit, CommandError> {
     let begin = Instant::now();
     let shape = args.shape()?;

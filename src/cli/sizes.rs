@@ -5,9 +5,6 @@ const MAX_BYTES: f64 = (1_u64 << 56) as f64;
 
 /// A size such as `8GB`, `1.5GiB`, `700MB` or `4096` (bytes); GB is 10⁹, GiB is 2³⁰, in upper or
 /// lower case.
-///
-/// # Errors
-/// A sentence for the message.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let units = [
         ("tib", 1_u64 << 40),
@@ -27,9 +24,6 @@ pub fn parse_size(text: &str) -> Result<u64, String> {
 }
 
 /// A number of GB (10⁹ bytes), without a unit.
-///
-/// # Errors
-/// A sentence for the message.
 pub fn parse_gigabytes(text: &str) -> Result<u64, String> {
     scaled(text, 1e9).ok_or_else(|| "expected a number of GB, 0 or more".into())
 }
@@ -43,9 +37,6 @@ fn scaled(number: &str, unit: f64) -> Option<u64> {
 }
 
 /// Ids, decimal digits separated by single commas, nothing else.
-///
-/// # Errors
-/// A sentence naming the part that is no id.
 pub fn parse_ids(text: &str) -> Result<Vec<u32>, String> {
     text.split(',').map(parse_id).collect()
 }
@@ -54,9 +45,6 @@ pub fn parse_ids(text: &str) -> Result<Vec<u32>, String> {
 const SHOWN_CHARS: usize = 40;
 
 /// One id: decimal digits.
-///
-/// # Errors
-/// A sentence for the message.
 pub fn parse_id(text: &str) -> Result<u32, String> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let id = text.parse().ok().filter(|_| digits);

@@ -69,10 +69,6 @@ pub struct SynthArgs {
 }
 
 /// Runs the command.
-///
-/// # Errors
-///
-/// [`CommandError`]: see the variants of [`SynthError`].
 pub fn run(args: &SynthArgs) -> Result<Exit, CommandError> {
     let start = Instant::now();
     let threads = args.threads.count();

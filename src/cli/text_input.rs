@@ -47,10 +47,6 @@ pub fn name_of(path: &Path) -> String {
 
 /// The whole of a file, or of stdin for `-`. Nothing is taken off: neither a byte-order mark nor
 /// the last line end.
-///
-/// # Errors
-/// It is missing, unreadable, larger than `limit_bytes`, or not UTF-8 (3, naming the first wrong
-/// byte).
 pub fn read_text(path: &Path, limit_bytes: u64) -> Result<String, CommandError> {
     let from_stdin = path.as_os_str() == STDIN;
     let name = name_of(path);

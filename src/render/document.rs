@@ -89,15 +89,12 @@ impl Document {
         document
     }
 
-    /// Its title.
-    #[must_use]
-    pub fn title(&self) -> &str {
+    pub(crate) fn title(&self) -> &str {
         &self.title
     }
 
-    /// Its blocks, in order, without the appendix.
-    #[must_use]
-    pub fn blocks(&self) -> &[Block] {
+    /// The blocks of the text, in order.
+    pub(crate) fn blocks(&self) -> &[Block] {
         &self.blocks
     }
 

@@ -4,7 +4,6 @@
 use std::fmt::Write as _;
 
 use crate::document::{Block, Document};
-use crate::svg::PlotError;
 use crate::table::{Row, Table};
 
 /// Rows of a long table shown at each end; the text and the JSON have all of them.
@@ -70,14 +69,6 @@ impl Document {
              <title>{title}</title>\n<style>{STYLE}</style></head>\n<body>\n{heading}{body}</body></html>\n"
         )
     }
-
-    /// The document as a page, its plots drawn for it.
-    ///
-    /// # Errors
-    /// [`PlotError`] when the canvas fails.
-    pub fn html(&self) -> Result<String, PlotError> {
-        Ok(self.page(&self.figures()?))
-    }
 }
 
 fn write_table(body: &mut String, table: &Table) -> std::fmt::Result {
@@ -118,4 +109,35 @@ fn write_table(body: &mut String, table: &Table) -> std::fmt::Result {
         body,
         "<div class=\"wide\"><table><thead>{head}</thead><tbody>\n{rows}</tbody></table></div>"
     )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_page_has_every_block_and_its_markup_is_text() {
+        let mut document = Document::new("A & B");
+        document.line("<script>");
+        document.line("    in a list");
+        let cells = vec!["x".to_owned(), "1".to_owned()];
+        let mut table = Table::new(["name", "n"]);
+        table.push(Row { cells, below: vec!["why".to_owned()] });
+        document.table(table);
+        let mut appendix = Document::new("");
+        appendix.note("only here");
+        document.appendix(appendix);
+        let page = document.page(&[]);
+        for part in [
+            "<h1>A &amp; B</h1>",
+            "<p>&lt;script&gt;</p>",
+            "<pre>    in a list</pre>",
+            "<td class=\"text\">x</td><td>1</td>",
+            "colspan=\"2\">why<",
+            "<p class=\"note\">only here</p>",
+        ] {
+            assert!(page.contains(part), "{part} in {page}");
+        }
+        assert!(!document.text().contains("only here"));
+    }
 }

@@ -93,23 +93,10 @@ pub fn pinned_table(view: &View) -> Table {
 
 /// Reading ahead.
 pub fn prefetch_table(rows: &[PrefetchRow]) -> Table {
-    let header = [
-        "predictor",
-        "policy",
-        "slots",
-        "misses",
-        "with",
-        "read ahead",
-        "used %",
-        "caused",
-        "GB/token",
-        "waited",
-        "read",
-        "s/token held",
-        "ahead",
-        "s/token streamed",
-        "ahead",
-    ];
+    let header = "\
+        predictor|policy|slots|misses|with|read ahead|used %|caused|GB/token|\
+        waited|read|s/token held|ahead|s/token streamed|ahead"
+        .split('|');
     let cells = rows.iter().map(|row| {
         let counts = &row.counts;
         vec![
@@ -135,22 +122,10 @@ pub fn prefetch_table(rows: &[PrefetchRow]) -> Table {
 
 /// The forecast: one row per memory limit.
 pub fn forecast_table(forecast: &Forecast) -> Table {
-    let header = [
-        "memory",
-        "trunk",
-        "slots",
-        "policy",
-        "hit %",
-        "GB/token",
-        "trunk s",
-        "expert s",
-        "s/token",
-        "lru",
-        "optimum",
-        "prefill GB",
-        "prefill s",
-        "pins",
-    ];
+    let header = "\
+        memory|trunk|slots|policy|hit %|GB/token|trunk s|expert s|s/token|lru|\
+        optimum|prefill GB|prefill s|pins"
+        .split('|');
     let rows = forecast.recommendations.iter().map(|advice| {
         let of_limit: Vec<&ForecastRow> = forecast
             .rows

@@ -126,9 +126,6 @@ pub struct GenerateArgs {
 }
 
 /// Teacher forcing compares each id with the choice before it.
-///
-/// # Errors
-/// Fewer than two.
 pub fn enough_to_check(ids: usize) -> Result<(), CommandError> {
     if ids < 2 {
         return Err(usage(format!("--tf-check needs at least 2 ids, got {ids}")));
@@ -138,9 +135,6 @@ pub fn enough_to_check(ids: usize) -> Result<(), CommandError> {
 
 impl GenerateArgs {
     /// What clap cannot say.
-    ///
-    /// # Errors
-    /// Chat, no prompt and no state, --special without a text.
     pub fn check(&self) -> Result<(), CommandError> {
         if self.chat {
             let error = usage("--chat: chat is not there yet");

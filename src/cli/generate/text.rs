@@ -97,9 +97,6 @@ impl RunText {
     }
 
     /// The text of ids; bytes that are no characters are U+FFFD.
-    ///
-    /// # Errors
-    /// An id of no vocabulary of K3's.
     pub fn decode(&self, ids: &[u32]) -> Result<String, CommandError> {
         let bytes = self.tokenizer.decode(ids)?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
@@ -144,9 +141,6 @@ impl<'a> TextOutput<'a> {
     }
 
     /// The next id.
-    ///
-    /// # Errors
-    /// Stdout cannot be written.
     pub fn push(&mut self, id: u32) -> Result<(), EngineError> {
         let mut bytes = Vec::new();
         let decoded = self.text.tokenizer.decode_into(id, &mut bytes);
@@ -156,9 +150,6 @@ impl<'a> TextOutput<'a> {
     }
 
     /// Half a character at the end, and on a terminal the end of the line.
-    ///
-    /// # Errors
-    /// Stdout cannot be written.
     pub fn finish(mut self) -> Result<(), EngineError> {
         let rest = std::mem::take(&mut self.stream).finish();
         self.write(&rest)?;

@@ -28,9 +28,6 @@ pub struct Outputs {
 
 impl Outputs {
     /// Makes them; a state file's folder is tried too.
-    ///
-    /// # Errors
-    /// One that cannot be written.
     pub fn create(args: &GenerateArgs) -> Result<Self, CommandError> {
         if let Some(path) = &args.save_state {
             PendingFile::create(path)?;
@@ -60,9 +57,6 @@ pub struct RunWatch<'a> {
 
 impl<'a> RunWatch<'a> {
     /// Begins to watch.
-    ///
-    /// # Errors
-    /// A file that cannot be written; a trace of a stack that asks for no experts.
     pub fn new(
         streamed: &'a StreamedEngine,
         outputs: Outputs,
@@ -107,9 +101,6 @@ impl<'a> RunWatch<'a> {
 
     /// The steps of a run that was interrupted, whose text ends here; logits and trace are given up
     /// with their files.
-    ///
-    /// # Errors
-    /// Stdout cannot be written.
     pub fn give_up(mut self) -> Result<Vec<StepRow>, CommandError> {
         self.end_text()?;
         Ok(self.steps)
@@ -130,9 +121,6 @@ impl<'a> RunWatch<'a> {
     }
 
     /// Ends text, logits and trace; the files still have to be given their names.
-    ///
-    /// # Errors
-    /// One that cannot be written to its end.
     pub fn finish(mut self) -> Result<(Vec<StepRow>, Pending), CommandError> {
         self.end_text()?;
         if let (Some(logits), Some(file)) = (&mut self.logits, &self.outputs.logits) {

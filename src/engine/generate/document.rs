@@ -169,22 +169,10 @@ fn memory_table(report: &RunReport) -> Table {
 }
 
 fn steps(report: &RunReport) -> Table {
-    let head = [
-        "step",
-        "phase",
-        "fed",
-        "id",
-        "margin",
-        "seconds",
-        "tok/s",
-        "requests",
-        "hits",
-        "hit %",
-        "evictions",
-        "experts read",
-        "trunk read",
-        "waiting %",
-    ];
+    let head = "\
+        step|phase|fed|id|margin|seconds|tok/s|requests|hits|hit %|evictions|\
+        experts read|trunk read|waiting %"
+        .split('|');
     let columns = head.map(|name| if name == "phase" { left(name, 0) } else { right(name, 0) });
     let rows = report.steps.iter().enumerate();
     Table::new(columns).with(rows.map(|(index, row)| step(index, row)))

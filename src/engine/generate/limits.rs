@@ -230,19 +230,10 @@ impl MemoryLimits {
             self.policy,
             self.rows.first().map_or(0, |row| row.each_seconds.len())
         ));
-        let columns = [
-            "limit",
-            "trunk pinned",
-            "layers",
-            "ring",
-            "expert slots",
-            "hit %",
-            "experts read",
-            "trunk read",
-            "s/token",
-            "peak resident",
-            "waiting %",
-        ];
+        let columns = "\
+            limit|trunk pinned|layers|ring|expert slots|hit %|experts read|\
+            trunk read|s/token|peak resident|waiting %"
+            .split('|');
         let row = |row: &LimitRow| {
             vec![
                 row.budget.clone(),
