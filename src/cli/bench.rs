@@ -206,13 +206,8 @@ fn one(
     }
     let stderr = String::from_utf8_lossy(&output.stderr);
     let line = stderr.lines().find_map(|line| line.strip_prefix("error: "));
-    let exit = match output.status.code() {
-        Some(1) => Exit::Disagrees,
-        Some(2) => Exit::Usage,
-        Some(4) => Exit::Incomplete,
-        Some(5) => Exit::Refused,
-        _ => Exit::BadInput,
-    };
+    let code = output.status.code().and_then(|code| u8::try_from(code).ok());
+    let exit = code.map_or(Exit::BadInput, Exit::of_code);
     let what = line.unwrap_or("the run ended without a word");
     Err(CommandError::new(anyhow::anyhow!("under {limit}: {what}"), exit))
 }

@@ -8,7 +8,6 @@ use clap::Args;
 use serde::Serialize;
 
 use super::basis::{Basis, BasisArgs};
-use super::logits::verdict;
 use super::output::{self, CommandError, OutputArgs, bad_input};
 use k3_core::Precision;
 use k3_core::exit::Exit;
@@ -95,7 +94,7 @@ pub fn run(args: &CompareArgs) -> Result<Exit, CommandError> {
     let inputs = named.iter().map(|(path, _)| path.display().to_string());
     let report = CompareReport {
         schema: "k3-verify/compare/1",
-        verdict: verdict(exit),
+        verdict: exit.verdict(),
         exit_code: exit.code(),
         stages: args.stages.clone(),
         ids,

@@ -9,14 +9,13 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use super::model_args::{
-    Ids, check_ids, check_target, epsilon_line, model_and_out, parse_epsilon, parse_ids,
-    read_config,
+    Ids, check_ids, check_target, model_and_out, parse_epsilon, parse_ids, read_config,
 };
 use super::output::{self, CommandError, OutputArgs, bad_input};
 use super::threads::ThreadsArgs;
 use k3_checkpoint::Checkpoint;
 use k3_core::Precision;
-use k3_core::config::{MLA_NORM_EPS, RawConfig};
+use k3_core::config::{MLA_NORM_EPS, RawConfig, epsilon_line};
 use k3_core::exit::Exit;
 use k3_core::host::provenance::Provenance;
 use k3_core::stages::{Stage, StageDump, StageKey, StageSink, StageValues};

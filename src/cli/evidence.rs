@@ -11,11 +11,9 @@ use clap::Args;
 use serde::Serialize;
 
 use super::export::{NewFolder, copy_below, files_below};
-use super::model_args::{
-    Ids, check_ids, epsilon_line, model_and_out, parse_epsilon, parse_ids, read_config,
-};
+use super::model_args::{Ids, check_ids, model_and_out, parse_epsilon, parse_ids, read_config};
 use super::output::{self, CommandError, OutputArgs, bad_input};
-use k3_core::config::MLA_NORM_EPS;
+use k3_core::config::{MLA_NORM_EPS, epsilon_line};
 use k3_core::exit::Exit;
 use k3_core::host::provenance::{Provenance, default_threads};
 use k3_core::stages::{Stage, StageKey};

@@ -505,17 +505,8 @@ fn finish(
     live.print(&format!("\n{}", report.tail().text()))?;
     deliver(&args.output, report, live.is_text)?;
     match failure {
-        None => Ok(exit_of(report)),
+        None => Ok(report.exit()),
         Some(error) => Err(error.into()),
-    }
-}
-
-/// The exit code of a report.
-pub(super) fn exit_of(report: &LayersReport) -> Exit {
-    match report.exit_code {
-        0 => Exit::Conforms,
-        1 => Exit::Disagrees,
-        _ => Exit::Incomplete,
     }
 }
 

@@ -91,7 +91,7 @@ pub fn run(args: &LogitsArgs) -> Result<Exit, CommandError> {
     let inputs = [&args.a, &args.b].map(|path| path.display().to_string());
     let report = LogitReport {
         schema: "k3-verify/logits/1",
-        verdict: verdict(exit),
+        verdict: exit.verdict(),
         exit_code: exit.code(),
         basis: basis.describe(),
         basis_assumed: basis.assumed(),
@@ -103,15 +103,6 @@ pub fn run(args: &LogitsArgs) -> Result<Exit, CommandError> {
     };
     output::deliver(&args.output, &report, &document(&report, args))?;
     Ok(exit)
-}
-
-/// The verdict in words.
-pub fn verdict(exit: Exit) -> &'static str {
-    match exit {
-        Exit::Conforms => "CONFORMS",
-        Exit::Disagrees => "DOES NOT CONFORM",
-        _ => "INCOMPLETE",
-    }
 }
 
 /// The size of a row: what a file says, what was typed, or else one row.

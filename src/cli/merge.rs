@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use super::layers::{deliver, exit_of};
+use super::layers::deliver;
 use super::output::{self, CommandError, OutputArgs, bad_input};
 use k3_core::exit::Exit;
 use k3_gates::layers::parts::merge;
@@ -29,7 +29,7 @@ pub fn run(args: &MergeArgs) -> Result<Exit, CommandError> {
     let parts: Result<Vec<_>, _> = args.parts.iter().map(|part| read(part)).collect();
     let report = merge(parts?)?;
     deliver(&args.output, &report, false)?;
-    Ok(exit_of(&report))
+    Ok(report.exit())
 }
 
 fn read(path: &Path) -> Result<(String, LayersReport), CommandError> {

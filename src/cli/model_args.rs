@@ -7,7 +7,7 @@ use clap::Args;
 
 use super::output::{self, CommandError, bad_input};
 use k3_checkpoint::Checkpoint;
-use k3_core::config::{MLA_NORM_EPS, RawConfig};
+use k3_core::config::RawConfig;
 use k3_gates::layers::range::LayerRange;
 
 /// Token ids as typed: decimal numbers with commas between them and nothing else, so that no
@@ -166,14 +166,4 @@ pub fn check_target(out: &Path) -> Result<(), CommandError> {
         let error = anyhow::anyhow!("{}: cannot write: {error}", out.display());
         bad_input(error).hint("its folder must be there and writable")
     })
-}
-
-/// How a report states the epsilon of the MLA low-rank norms.
-pub fn epsilon_line(eps: f64) -> String {
-    let note = if eps == MLA_NORM_EPS {
-        "the released value".to_owned()
-    } else {
-        format!("OVERRIDDEN, released {MLA_NORM_EPS:e}")
-    };
-    format!("epsilon of the MLA low-rank norms: {eps:e} ({note})")
 }

@@ -34,6 +34,23 @@ impl Exit {
         }
     }
 
+    /// What the number says; another than those above is an input that could not be used.
+    #[must_use]
+    pub fn of_code(code: u8) -> Self {
+        let all = [Self::Conforms, Self::Disagrees, Self::Usage, Self::Incomplete, Self::Refused];
+        all.into_iter().find(|exit| exit.code() == code).unwrap_or(Self::BadInput)
+    }
+
+    /// The verdict of a comparison that ends so.
+    #[must_use]
+    pub fn verdict(self) -> &'static str {
+        match self {
+            Self::Conforms => "CONFORMS",
+            Self::Disagrees => "DOES NOT CONFORM",
+            _ => "INCOMPLETE",
+        }
+    }
+
     /// Of two codes that both apply, the one to report: 2, 5, 3, 1, 4, 0 in this order.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
@@ -93,5 +110,6 @@ mod tests {
             }
         }
         assert_eq!(order.map(Exit::code), [2, 5, 3, 1, 4, 0]);
+        assert_eq!(order.map(|exit| Exit::of_code(exit.code())), order);
     }
 }

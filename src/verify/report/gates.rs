@@ -209,11 +209,7 @@ impl GateReport {
         provenance: Provenance,
     ) -> Self {
         let exit = counts.exit();
-        let verdict = match exit {
-            Exit::Conforms => "CONFORMS",
-            Exit::Disagrees => "DOES NOT CONFORM",
-            _ => "INCOMPLETE",
-        };
+        let verdict = exit.verdict();
         let exit_code = exit.code();
         let schema = SCHEMA;
         Self { schema, verdict, exit_code, subjects, parameters, counts, sets, gates, provenance }

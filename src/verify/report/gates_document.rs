@@ -4,6 +4,7 @@ use super::gates::{GateReport, GateRow, SetSummary};
 use crate::noise_floor::FACTOR;
 use crate::outcome::NamedComparison;
 use k3_core::choice::Choice as _;
+use k3_core::config::epsilon_line;
 use k3_core::stages::{Stage, StageKey};
 use k3_render::svg::HeatMap;
 use k3_render::{Document, Table, left};
@@ -22,13 +23,7 @@ impl GateReport {
         let mut document = Document::new(format!(
             "k3-verify gates: is this what Kimi K3 computes? Judged: {subjects}"
         ));
-        let eps = self.parameters.mla_norm_eps;
-        let note = if eps == self.parameters.released_mla_norm_eps {
-            "the released value".to_owned()
-        } else {
-            format!("OVERRIDDEN, released {:e}", self.parameters.released_mla_norm_eps)
-        };
-        document.line(format!("epsilon of the MLA low-rank norms: {eps:e} ({note})"));
+        document.line(epsilon_line(self.parameters.mla_norm_eps));
         if let Some(precision) = self.parameters.precision {
             let precision = precision.name();
             document.line(format!(

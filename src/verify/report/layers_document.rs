@@ -2,6 +2,7 @@
 
 use super::layers::{Element, LayerRow, LayersReport, row_name};
 use crate::outcome::Verdict;
+use k3_core::exit::Exit;
 use k3_core::stages::Stage;
 use k3_render::svg::HeatMap;
 use k3_render::{Document, Row, Table, left};
@@ -11,6 +12,12 @@ const COLDEST: f64 = -6.0;
 const HOTTEST: f64 = 2.0;
 
 impl LayersReport {
+    /// How a command that made it ends.
+    #[must_use]
+    pub fn exit(&self) -> Exit {
+        Exit::of_code(self.exit_code)
+    }
+
     /// The report for people.
     #[must_use]
     pub fn document(&self) -> Document {
@@ -148,11 +155,7 @@ impl LayersReport {
             None => "no divergence".to_owned(),
         });
         document.gap();
-        document.line(match self.exit_code {
-            0 => "CONFORMS",
-            1 => "DOES NOT CONFORM",
-            _ => "INCOMPLETE",
-        });
+        document.line(self.exit().verdict());
         document
     }
 
