@@ -279,7 +279,7 @@ pub(super) fn splits(forecast: &Forecast, report: &Report) -> LineChart {
         title: "Which part of the memory should hold experts?".to_string(),
         subtitle: "the rest, less what is fixed, holds trunk; the ring marks the quickest split"
             .to_string(),
-        x: Axis::linear("memory given to experts, % of all of it"),
+        x: Axis::linear("memory given to experts, % of the limit"),
         y: Axis::linear("seconds per token").within(0.0, highest_split(forecast) * 1.06),
         series,
         marks,

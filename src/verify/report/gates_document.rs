@@ -138,7 +138,7 @@ fn ratio_map(row: &GateRow, local: bool) -> Option<(String, HeatMap)> {
     let (kind, basis) = if local {
         ("local", "its own rounding, derived per element")
     } else {
-        ("chained", "the set's tolerance, from the start of the model")
+        ("chained", "the set's own, from the start of the model")
     };
     let worst = cells.iter().map(|(_, ratio)| *ratio).fold(0.0, f64::max);
     let map = HeatMap {
