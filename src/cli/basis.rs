@@ -14,7 +14,7 @@ use clap::Args;
 use super::choice::choice;
 use super::output::{CommandError, bad_input};
 use k3_core::Precision;
-use k3_core::compare::Budget;
+use k3_core::compare::Tolerance;
 use k3_core::config::MLA_NORM_EPS;
 use k3_core::exit::Exit;
 use k3_core::stages::{Stage, StageKey};
@@ -27,7 +27,7 @@ pub struct BasisArgs {
     /// Largest absolute difference that conforms
     #[arg(long, value_name = "X", value_parser = parse_budget, conflicts_with = "precision")]
     pub budget: Option<f64>,
-    /// Precision of the subject's activations: the budget is 8 times the noise floor of it
+    /// Precision of the subject's activations: the tolerance is 8 times the noise floor of it
     #[arg(long, value_name = "P", value_parser = choice::<Precision>())]
     pub precision: Option<Precision>,
     /// Measure the noise floor on this checkpoint, with the ids that the files name, rather than
@@ -89,8 +89,8 @@ impl BasisArgs {
         stored: Precision,
         ids: Option<&[u32]>,
     ) -> Result<Basis, CommandError> {
-        if let Some(budget) = self.budget {
-            return Ok(Basis::Absolute(budget));
+        if let Some(tolerance) = self.budget {
+            return Ok(Basis::Absolute(tolerance));
         }
         let (precision, because) = match (self.precision, exact) {
             (Some(precision), _) => (precision, "given"),
@@ -133,28 +133,28 @@ fn measure(
 }
 
 impl Basis {
-    /// The budget of a tensor of real values by its name.
+    /// The tolerance of a tensor of real values by its name.
     #[must_use]
-    pub fn budget(&self, name: &str, expected: &[f64]) -> Budget {
+    pub fn tolerance(&self, name: &str, expected: &[f64]) -> Tolerance {
         let largest = || expected.iter().map(|value| value.abs()).fold(0.0, f64::max);
         let key = StageKey::parse(name);
         match self {
-            Self::Bits => Budget::Bits,
-            Self::Absolute(budget) => Budget::Absolute(*budget),
-            Self::Double => Budget::Absolute(DEFAULT_F64_TOLERANCE * largest()),
+            Self::Bits => Tolerance::Bits,
+            Self::Absolute(tolerance) => Tolerance::Absolute(*tolerance),
+            Self::Double => Tolerance::Absolute(DEFAULT_F64_TOLERANCE * largest()),
             Self::Measured { floor, .. } => {
                 let own = key.and_then(|key| floor.stages.get(&key));
                 let foreign = || floor.largest_relative() * largest();
-                Budget::Absolute(FACTOR * own.map_or_else(foreign, |own| own.max_abs))
+                Tolerance::Absolute(FACTOR * own.map_or_else(foreign, |own| own.max_abs))
             }
             // A tensor that the exact side has no floor for is not its own: nothing is allowed.
             Self::Carried { floors, .. } => {
-                Budget::Absolute(FACTOR * floors.get(name).copied().unwrap_or(0.0))
+                Tolerance::Absolute(FACTOR * floors.get(name).copied().unwrap_or(0.0))
             }
             Self::Assumed { floors, .. } => {
                 let own = key.and_then(|key| floors.relative(key.stage));
                 let relative = own.unwrap_or_else(|| floors.largest_relative());
-                Budget::Absolute(FACTOR * relative * largest())
+                Tolerance::Absolute(FACTOR * relative * largest())
             }
         }
     }
@@ -166,7 +166,7 @@ impl Basis {
             Self::Bits => "equal bits, since neither --precision nor --budget says how far apart \
                            two files may be"
                 .to_owned(),
-            Self::Absolute(budget) => format!("{budget:e} absolute, ASSUMED (--budget)"),
+            Self::Absolute(tolerance) => format!("{tolerance:e} absolute, ASSUMED (--budget)"),
             Self::Double => format!(
                 "{DEFAULT_F64_TOLERANCE:e} of each tensor's largest value: both sides are f64"
             ),
@@ -196,7 +196,7 @@ impl Basis {
         }
     }
 
-    /// Whether the budget is an assumption rather than derived.
+    /// Whether the tolerance is an assumption rather than derived.
     #[must_use]
     pub fn assumed(&self) -> bool {
         matches!(self, Self::Absolute(_) | Self::Assumed { .. })

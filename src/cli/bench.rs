@@ -82,8 +82,8 @@ pub fn run(args: &BenchArgs) -> Result<Exit, CommandError> {
         .ladder
         .iter()
         .map(|limit| Runs {
-            budget: limit.text.clone(),
-            budget_bytes: limit.bytes,
+            limit: limit.text.clone(),
+            limit_bytes: limit.bytes,
             reports: Vec::new(),
         })
         .collect();
@@ -91,14 +91,9 @@ pub fn run(args: &BenchArgs) -> Result<Exit, CommandError> {
     // Interleaved: a machine that slows down in the course of it slows every limit alike.
     for repeat in 0..args.repeats {
         for limit in &mut runs {
-            eprint_text(&format!(
-                "run {} of {} under {}\n",
-                repeat + 1,
-                args.repeats,
-                limit.budget
-            ));
-            let traced = repeat == 0 && limit.budget == args.ladder[0].text;
-            let report = one(args, &limit.budget, traced, &interrupt);
+            eprint_text(&format!("run {} of {} under {}\n", repeat + 1, args.repeats, limit.limit));
+            let traced = repeat == 0 && limit.limit == args.ladder[0].text;
+            let report = one(args, &limit.limit, traced, &interrupt);
             if interrupt.is_set() {
                 return Err(interrupted(done, args));
             }

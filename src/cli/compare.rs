@@ -150,8 +150,8 @@ fn pair(
     };
     let pattern = args.stages.as_deref().map(Glob::new);
     let wanted = |name: &str| pattern.as_ref().is_none_or(|glob| glob.matches(name));
-    let budget = |name: &str, values: &[f64]| basis.budget(name, values);
-    let comparison = compare_dumps(got, expected, &wanted, &budget);
+    let tolerance = |name: &str, values: &[f64]| basis.tolerance(name, values);
+    let comparison = compare_dumps(got, expected, &wanted, &tolerance);
     let first = comparison.first_divergence();
     Ok(Pair {
         name,
@@ -256,7 +256,7 @@ fn describe(tensor: &TensorComparison) -> String {
                 first.expected,
                 first.got,
                 first.difference,
-                record.budget
+                record.tolerance
             )
         }
         (None, None) => tensor.name.clone(),

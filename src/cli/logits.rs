@@ -85,8 +85,8 @@ pub fn run(args: &LogitsArgs) -> Result<Exit, CommandError> {
     let exact = b.stored == Precision::F64;
     let ids = a.prompt_ids.as_deref().or(b.prompt_ids.as_deref());
     let basis = args.basis.decide(exact, &b.header, a.stored, ids)?;
-    let budget = basis.budget("logits", &b.values);
-    let comparison = compare_logits(&a.values, &b.values, vocabulary, &budget);
+    let tolerance = basis.tolerance("logits", &b.values);
+    let comparison = compare_logits(&a.values, &b.values, vocabulary, &tolerance);
     let exit = if comparison.passed { Exit::Conforms } else { Exit::Disagrees };
     let inputs = [&args.a, &args.b].map(|path| path.display().to_string());
     let report = LogitReport {
@@ -182,7 +182,8 @@ fn numbers(comparison: &LogitComparison, vocabulary: usize) -> Table {
     }
     let ratio = record.ratio.map_or(String::new(), |ratio| format!(", ratio {ratio:.3e}"));
     let beyond = format!("{} of {} beyond", record.mismatches, record.count);
-    let allowed = format!("{}, required {:.3e}{ratio}, {beyond}", record.budget, record.required);
+    let allowed =
+        format!("{}, required {:.3e}{ratio}, {beyond}", record.tolerance, record.required);
     row("tolerance", allowed);
     table
 }

@@ -20,9 +20,11 @@ pub const SCHEMA: &str = "k3-verify/ladder/1";
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct LimitRow {
     /// As typed.
-    pub budget: String,
+    #[serde(rename = "budget")]
+    pub limit: String,
     /// The limit, bytes.
-    pub budget_bytes: u64,
+    #[serde(rename = "budget_bytes")]
+    pub limit_bytes: u64,
     /// Trunk in memory, bytes.
     pub pinned_bytes: u64,
     /// Layers in memory.
@@ -66,22 +68,22 @@ pub struct MemoryLimits {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LimitsError {
     /// Two runs chose different ids.
-    #[error("{budget}: ids {got}, under {first_budget} they were {expected}")]
+    #[error("{limit}: ids {got}, under {first_limit} they were {expected}")]
     DifferentIds {
         /// Limit of this run.
-        budget: String,
+        limit: String,
         /// Its ids.
         got: String,
         /// Limit of the first run.
-        first_budget: String,
+        first_limit: String,
         /// Its ids.
         expected: String,
     },
     /// A run report without a field.
-    #[error("the run under {budget} reports no {field}")]
+    #[error("the run under {limit} reports no {field}")]
     NoField {
         /// Its limit.
-        budget: String,
+        limit: String,
         /// The field.
         field: &'static str,
     },
@@ -91,9 +93,9 @@ pub enum LimitsError {
 #[derive(Debug, Clone)]
 pub struct Runs {
     /// As typed.
-    pub budget: String,
+    pub limit: String,
     /// Bytes.
-    pub budget_bytes: u64,
+    pub limit_bytes: u64,
     /// Run reports of `generate`.
     pub reports: Vec<Value>,
 }
@@ -118,13 +120,13 @@ pub fn memory_limits(policy: &str, runs: &[Runs]) -> Result<MemoryLimits, Limits
         for report in &run.reports {
             let got = ids(report).ok_or_else(|| no_field(run, "generated_ids"))?;
             match &first {
-                None => first = Some((run.budget.clone(), got)),
+                None => first = Some((run.limit.clone(), got)),
                 Some((_, expected)) if *expected == got => {}
-                Some((first_budget, expected)) => {
+                Some((first_limit, expected)) => {
                     return Err(LimitsError::DifferentIds {
-                        budget: run.budget.clone(),
+                        limit: run.limit.clone(),
                         got: say(&got),
-                        first_budget: first_budget.clone(),
+                        first_limit: first_limit.clone(),
                         expected: say(expected),
                     });
                 }
@@ -141,7 +143,7 @@ pub fn memory_limits(policy: &str, runs: &[Runs]) -> Result<MemoryLimits, Limits
 }
 
 fn no_field(run: &Runs, field: &'static str) -> LimitsError {
-    LimitsError::NoField { budget: run.budget.clone(), field }
+    LimitsError::NoField { limit: run.limit.clone(), field }
 }
 
 fn row(run: &Runs) -> Result<LimitRow, LimitsError> {
@@ -165,8 +167,8 @@ fn row(run: &Runs) -> Result<LimitRow, LimitsError> {
     let peaks = run.reports.iter();
     let peaks = peaks.filter_map(|report| report["peak"]["peak_resident_bytes"].as_u64());
     Ok(LimitRow {
-        budget: run.budget.clone(),
-        budget_bytes: run.budget_bytes,
+        limit: run.limit.clone(),
+        limit_bytes: run.limit_bytes,
         pinned_bytes: pinned.filter_map(|line| line["bytes"].as_u64()).sum(),
         pinned_layers: plan["pinned_layers"].as_array().map_or(0, Vec::len) as u64,
         ring_slots: number(plan, "ring_slots")?,
@@ -206,7 +208,7 @@ impl MemoryLimits {
             let _ = writeln!(
                 text,
                 "{}\t{:.6}\t{}\t{:.2}\t{:.6}\t{:.6}\t{:.6}\t{:.6}\t{:.1}",
-                gb(row.budget_bytes),
+                gb(row.limit_bytes),
                 gb(row.pinned_bytes),
                 row.expert_slots,
                 row.hit_percent(),
@@ -236,7 +238,7 @@ impl MemoryLimits {
             .split('|');
         let row = |row: &LimitRow| {
             vec![
-                row.budget.clone(),
+                row.limit.clone(),
                 in_units(row.pinned_bytes),
                 row.pinned_layers.to_string(),
                 row.ring_slots.to_string(),
@@ -256,12 +258,12 @@ impl MemoryLimits {
 
     /// Seconds per token over the limits.
     fn plot(&self) -> LineChart {
-        let largest = self.rows.iter().map(|row| row.budget_bytes).max();
+        let largest = self.rows.iter().map(|row| row.limit_bytes).max();
         let (unit, bytes) =
             if largest.unwrap_or(0) >= 1_000_000_000 { ("GB", 1e9) } else { ("MB", 1e6) };
         let all = self.rows.iter().flat_map(|row| &row.each_seconds);
         let slowest = all.copied().fold(f64::MIN_POSITIVE, f64::max);
-        let x = |row: &LimitRow| row.budget_bytes as f64 / bytes;
+        let x = |row: &LimitRow| row.limit_bytes as f64 / bytes;
         let median = self.rows.iter().map(|row| (x(row), row.seconds));
         let each = self.rows.iter().flat_map(|row| {
             let seconds = row.each_seconds.iter();

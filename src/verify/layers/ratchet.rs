@@ -1,4 +1,4 @@
-//! The ratchet on the layers of the shipped sets: how near to its budget each stage has come.
+//! The ratchet on the layers of the shipped sets: how near to its tolerance each stage has come.
 //!
 //! What is recorded, in the same committed file as the ladder's ratios ([`crate::ratchet`]):
 //! our engine on each shipped set, once on synthetic input as `layers all` draws it by default and
@@ -224,9 +224,9 @@ mod tests {
         }
     }
 
-    /// Growth under budget passes, or what was never recorded passes for good.
+    /// Growth under tolerance passes, or what was never recorded passes for good.
     #[test]
-    fn a_fourfold_ratio_of_either_kind_fails_under_budget() {
+    fn a_fourfold_ratio_of_either_kind_fails_under_tolerance() {
         let recorded = |ratios: &[(&str, f64)]| {
             let mut ratchet = Ratchet::shipped();
             ratchet.ratios = ratios.iter().map(|(k, v)| ((*k).to_owned(), *v)).collect();

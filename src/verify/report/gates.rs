@@ -45,7 +45,7 @@ pub struct Parameters {
     pub mla_norm_eps: f64,
     /// The released code's value of it.
     pub released_mla_norm_eps: f64,
-    /// The precision whose measured noise floor gives the budgets.
+    /// The precision whose measured noise floor gives the tolerances.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub precision: Option<Precision>,
     /// The pattern of `--only`.

@@ -31,7 +31,7 @@ pub struct Element {
 pub struct Chained {
     /// Whether every element is within eight floors.
     pub within: bool,
-    /// Largest difference over the budget; absent where the floor is 0 and the difference is not.
+    /// Largest difference over the tolerance; absent where the floor is 0 and the difference is not.
     pub ratio: Option<f64>,
     /// Largest difference.
     pub max_abs: Option<f64>,
@@ -44,7 +44,7 @@ pub struct Chained {
 pub struct StageRow {
     /// Name without the layer.
     pub stage: String,
-    /// By the local budgets.
+    /// By the local tolerances.
     pub verdict: Verdict,
     /// What forbids a pass, or why it did not run.
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -146,7 +146,7 @@ impl LayerRow {
         }
     }
 
-    /// The stage nearest to its budget, or farthest beyond it.
+    /// The stage nearest to its tolerance, or farthest beyond it.
     #[must_use]
     pub fn worst(&self) -> Option<&StageRow> {
         let size = |stage: &StageRow| match (stage.verdict, stage.ratio) {
@@ -157,7 +157,7 @@ impl LayerRow {
         compared.reduce(|worst, stage| if size(stage) > size(worst) { stage } else { worst })
     }
 
-    /// The first stage beyond its budget.
+    /// The first stage beyond its tolerance.
     #[must_use]
     pub fn first_divergence(&self) -> Option<&StageRow> {
         self.stages.iter().find(|stage| stage.verdict == Verdict::Fail)
@@ -266,7 +266,7 @@ pub struct LayersReport {
     pub rows: Vec<LayerRow>,
     /// Selected, and not come to: interrupted.
     pub outstanding: Vec<String>,
-    /// The stage nearest to its budget, or farthest beyond.
+    /// The stage nearest to its tolerance, or farthest beyond.
     pub worst: Option<Spot>,
     /// Where the first difference arises.
     pub first_divergence: Option<Spot>,
