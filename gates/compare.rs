@@ -17,7 +17,7 @@ fn written(folder: &Path, name: &str, bytes: &[u8]) -> PathBuf {
     path
 }
 
-/// Every one of these pairs has a difference of zero or nothing to subtract, and a budget that
+/// Every one of these pairs has a difference of zero or nothing to subtract, and a tolerance that
 /// allows anything: a comparator that only looks at the difference would pass them.
 #[test]
 fn logit_files_that_prove_nothing_never_exit_0() {
@@ -58,7 +58,7 @@ fn logit_files_that_prove_nothing_never_exit_0() {
 
 /// Without a word on how far apart two files may be, only equal bits pass.
 #[test]
-fn a_budget_is_never_assumed_in_silence() {
+fn a_tolerance_is_never_assumed_in_silence() {
     let folder = tempfile::tempdir().unwrap();
     let a = written(folder.path(), "a.bin", &bytes_of(&[1.0, 2.0, 3.0]));
     let b = written(folder.path(), "b.bin", &bytes_of(&[1.0, 2.0, 3.25]));

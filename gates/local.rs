@@ -1,4 +1,4 @@
-//! Local budgets on the tiny set: right subjects of each arithmetic are within them (the reference,
+//! Local tolerances on the tiny set: right subjects of each arithmetic are within them (the reference,
 //! the oracle, the engine), they are not vacuous, a value moved by a hundredth is flagged where it
 //! stands, and every wrong formula is seen.
 
@@ -156,7 +156,7 @@ fn the_oracle_is_within_its_local_budgets() {
     assert_within("oracle, f64", &local, &dump);
 }
 
-/// An f32 subject whose every stage is right to the last bit must pass the budgets of the contract
+/// An f32 subject whose every stage is right to the last bit must pass the tolerances of the contract
 /// and of foreign f32 engines.
 #[test]
 fn stages_rounded_to_f32_are_within_the_budgets_of_f32_subjects() {
@@ -196,7 +196,7 @@ fn stages_in_bf16_and_half_are_within_the_budgets_of_their_precision_alone() {
     }
 }
 
-/// The engine as subject: its own stages, by the budgets of its contract.
+/// The engine as subject: its own stages, by the tolerances of its contract.
 fn engine_dump(tiny: &Tiny, mla_norm_eps: f64) -> StageDump {
     let checkpoint = Checkpoint::open(&tiny.set.model_dir).unwrap();
     let options = EngineOptions { threads: 2, ..EngineOptions::default() };
@@ -243,7 +243,7 @@ pub const OUT_OF_SIGHT: [(&str, &str); 6] = [
     ("mla-cache-of-64", "fewer than 64 positions"),
 ];
 
-/// The loosest of the budgets, that of foreign f32 engines, must see every wrong formula: each
+/// The loosest of the tolerances, that of foreign f32 engines, must see every wrong formula: each
 /// mutant of the reference, fed in several calls, one shorter than the convolution, so that
 /// what is carried shows too.
 #[test]

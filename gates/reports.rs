@@ -14,7 +14,6 @@ use k3_gates::fixtures::Fixtures;
 use k3_gates::kill_matrix::Options;
 use k3_gates::ratchet::Ratchet;
 use k3_gates::report::mutants::MutantReport;
-use k3_gates::report::mutants_page;
 use k3_gates::runner;
 use k3_gates::subjects;
 use serde_json::Value;
@@ -118,8 +117,8 @@ fn the_report_of_a_kill_matrix() {
     assert_eq!(report.survivors, 0);
     // Two clauses are covered: a matrix of three mutants cannot conform.
     assert_eq!(report.exit_code, 1);
-    snapshot("gates", "kill-matrix-text", &report.text());
-    let plots = mutants_page::plots(&report).unwrap();
-    let page = mutants_page::page(&report, &plots);
+    let document = report.document();
+    snapshot("gates", "kill-matrix-text", &document.text());
+    let page = document.page(&document.figures().unwrap());
     assert!(page.contains("l2norm-on-v") && page.contains("<svg"), "{page}");
 }

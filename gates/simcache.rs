@@ -3,7 +3,7 @@
 mod command;
 mod held_out;
 mod hostile;
-mod ladder;
+mod measured;
 mod oracle;
 mod plots;
 mod prefetch;

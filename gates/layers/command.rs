@@ -17,7 +17,7 @@ fn all_layers_pass_with_synthetic_and_with_chained_input() {
     all_layers_pass(&tiny());
 }
 
-/// Another ε on one side alone is a matter of budgets elsewhere; on both sides nothing may show.
+/// Another ε on one side alone is a matter of tolerances elsewhere; on both sides nothing may show.
 #[test]
 fn epsilon_of_the_low_rank_norms_goes_to_both_sides() {
     let model = tiny();

@@ -35,7 +35,7 @@ const CHAINED: [Step; 6] =
 /// Layers of drawn input: a block's first layer, the last layer, and what closes the model.
 const DRAWN: [Step; 4] = [Step::Layer(6), Step::Layer(7), Step::Layer(12), Step::Closing];
 
-/// What came of a mutant: where the first stage beyond its budget is, or that it did not get so
+/// What came of a mutant: where the first stage beyond its tolerance is, or that it did not get so
 /// far.
 #[derive(Debug, Clone, PartialEq)]
 enum Fate {

@@ -1,5 +1,5 @@
 //! Subjects in BF16 and half: judged in their own precision, not passed as f32, and a mistake in
-//! them found in spite of the wider budgets.
+//! them found in spite of the wider tolerances.
 
 use k3_core::choice::Choice as _;
 use std::path::Path;
@@ -96,7 +96,7 @@ fn a_dump_in_few_bits_passes_in_its_precision_and_in_no_finer_one() {
         let run = judged(&right, precision, &[], 0);
         assert_eq!(run.question.arithmetic, precision.name());
         let worst = run.worst.unwrap().ratio.unwrap();
-        assert!(worst > 0.5, "{worst}: the budgets let anything pass");
+        assert!(worst > 0.5, "{worst}: the tolerances let anything pass");
         let run = judged(&right, precision, &["--precision", "f32"], 1);
         assert_eq!(run.first_divergence.unwrap().at, "layers.0.attn_norm");
         // Widened to F32, as many tools write it.

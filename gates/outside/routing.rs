@@ -11,13 +11,11 @@ use k3_simcache::measured;
 use k3_simcache::optimum;
 use k3_simcache::optimum::Admission;
 use k3_simcache::order::{Recognition, mark_steps, recognise, relinearise};
-use k3_simcache::plots::plots;
 use k3_simcache::prefetch::{Predictor, Scale};
 use k3_simcache::replay::replay;
 use k3_simcache::stack_distance;
 use k3_simcache::study;
-use k3_simcache::tables::{columns, prefetch_table};
-use k3_simcache::text::text;
+use k3_simcache::tables::prefetch_table;
 use k3_simcache::workload::{Window, Workload, sum_over};
 
 use super::external;
@@ -171,11 +169,11 @@ pub fn the_committed_report_and_plots_are_those_of_the_real_trace() {
     study_plan.requests = None;
     study_plan.machine.trunk_bytes = K3_TRUNK_BYTES;
     study_plan.machine.fixed_bytes = K3_FIXED_BYTES;
-    study_plan.ladder = Some(measured::read(&ladder()).unwrap());
+    study_plan.measured = Some(measured::read(&ladder()).unwrap());
     let report = study::run(vec![trace], &study_plan).unwrap();
-    snapshot("simcache", "kimi-k3-text", &text(&report));
+    snapshot("simcache", "kimi-k3-text", &report.document().text());
     let folder = Path::new(env!("CARGO_MANIFEST_DIR")).join("reports/simcache");
-    let drawn = plots(&report).unwrap();
+    let drawn = report.document().figures().unwrap();
     for name in ["hit-rate-decode", "orders", "split", "reuse-decode", "measured-hit-rate"] {
         let svg = &drawn.iter().find(|plot| plot.0 == name).unwrap().1;
         let kept = std::fs::read_to_string(folder.join(format!("kimi-k3-{name}.svg")));
@@ -228,12 +226,9 @@ pub fn reading_ahead_reads_more_than_it_saves_on_real_routing() {
             rows.push(row);
         }
     }
-    let (header, cells) = prefetch_table(&rows);
-    let mut table = String::from(
-        "Reading ahead on real routing, decode order: 3 GB/s, 11 s of computing per token, a trunk \
-         of\n108.81 GB held or streamed.\n\n",
-    );
-    columns(&mut table, &header, &cells);
+    let head = "Reading ahead on real routing, decode order: 3 GB/s, 11 s of computing per token, a \
+                trunk of\n108.81 GB held or streamed.";
+    let table = format!("{head}\n\n{}", prefetch_table(&rows).text());
     snapshot("simcache", "kimi-k3-prefetch", &table);
 }
 
@@ -241,7 +236,7 @@ pub fn reading_ahead_reads_more_than_it_saves_on_real_routing() {
 pub fn the_forecast_is_exact_at_all_twelve_budgets() {
     let trace = real_trace();
     let mut study_plan = plan();
-    study_plan.ladder = Some(measured::read(&ladder()).unwrap());
+    study_plan.measured = Some(measured::read(&ladder()).unwrap());
     let measured = study::run(vec![trace], &study_plan).unwrap().measured.unwrap();
     assert!(measured.exact);
     assert_eq!((measured.model, measured.rows.len(), measured.request_count), ("early", 12, 1472));

@@ -123,8 +123,8 @@ fn unreadable_or_corrupt_input_is_3_and_names_the_file() {
     let half = folder.file("half.bin", &[0; 12]);
     assert!(expect(&[&half], 3).stderr.contains("half.bin: half a record"));
     let good = folder.file("good.bin", &pairs(&[(1, 5)]));
-    let ladder = folder.file("ladder.tsv", b"cache_slots\n1\n");
-    assert!(expect(&[&good, "--measured", &ladder], 3).stderr.contains("ladder.tsv"));
+    let measured = folder.file("ladder.tsv", b"cache_slots\n1\n");
+    assert!(expect(&[&good, "--measured", &measured], 3).stderr.contains("ladder.tsv"));
     let not_a_folder = folder.path("good.bin/out");
     expect(&[&good, "--out", &not_a_folder], 3);
     // Another model's trace is refused until its sizes are given.
@@ -142,8 +142,8 @@ fn nothing_to_study_is_4() {
     let good = folder.file("good.bin", &pairs(&[(1, 5), (3, 5), (2, 5)]));
     expect(&[&good, "--layers", "50..60"], 4);
     expect(&[&good, "--order", "decode"], 4);
-    let ladder = folder.file("ladder.tsv", b"cache_slots\texpert_hit_true\n1\t0\n");
-    expect(&[&good, "--measured", &ladder], 4);
+    let measured = folder.file("ladder.tsv", b"cache_slots\texpert_hit_true\n1\t0\n");
+    expect(&[&good, "--measured", &measured], 4);
     // Every capacity below top-k is refused: nothing was replayed.
     let batch: Vec<(i32, i32)> = (0..32).map(|expert| (1, expert)).collect();
     let batch = folder.file("batch.bin", &pairs(&batch));
@@ -167,9 +167,9 @@ fn disagreement_is_1() {
     assert!(output.stdout.contains("DIFFERS: decision"));
     let good = recorded(&trace, 9, PolicyName::Lru, Requests::Batch, Reserve::Late, 0);
     let good = folder.file("good.k3t", &good);
-    let ladder = folder.file("ladder.tsv", b"cache_slots\texpert_hit_true\n9\t99.0\n");
-    expect(&[&good, "--measured", &ladder], 1);
-    expect(&[&good, "--measured", &ladder, "--tolerance", "100"], 0);
+    let measured = folder.file("ladder.tsv", b"cache_slots\texpert_hit_true\n9\t99.0\n");
+    expect(&[&good, "--measured", &measured], 1);
+    expect(&[&good, "--measured", &measured, "--tolerance", "100"], 0);
 }
 
 #[test]

@@ -7,7 +7,6 @@ use k3_render::svg::{
     Axis, BarChart, Colour, HeatMap, LineChart, Mark, Series, bar_chart, heat_map, line_chart,
     number,
 };
-use k3_simcache::plots::plots;
 use k3_simcache::study::run;
 
 use super::reports::kept_report;
@@ -90,7 +89,7 @@ fn i02_degenerate_studies_end_soon() {
             let mut plan = plan();
             plan.slot_counts = slots;
             let report = run(vec![flat(&requests)], &plan).unwrap();
-            let drawn = plots(&report).unwrap();
+            let drawn = report.document().figures().unwrap();
             assert!(drawn.iter().all(|plot| plot.1.starts_with("<svg") && !plot.1.contains("NaN")));
             let rows = &report.views[0].rows;
             assert!(rows.windows(2).all(|pair| pair[0].slot_count < pair[1].slot_count));
@@ -179,7 +178,7 @@ fn numbers_are_short_and_grouped() {
 
 #[test]
 fn the_labels_of_a_study_are_as_kept() {
-    let drawn = plots(&kept_report()).unwrap();
+    let drawn = kept_report().document().figures().unwrap();
     let all: Vec<String> =
         drawn.iter().map(|(name, svg)| format!("{name}\n\n{}", labels(svg))).collect();
     snapshot("simcache", "study-plot-labels", &all.join("\n"));
@@ -189,7 +188,7 @@ fn the_labels_of_a_study_are_as_kept() {
 fn no_label_is_clipped() {
     let mut reports = vec![kept_report()];
     reports.push(run(vec![small_zipf(1), small_zipf(2)], &plan()).unwrap());
-    for (name, svg) in reports.iter().flat_map(|report| plots(report).unwrap()) {
+    for (name, svg) in reports.iter().flat_map(|report| report.document().figures().unwrap()) {
         let (width, height) = size(&svg);
         for text in svg.split("<text").skip(1) {
             let (head, rest) = text.split_once('>').unwrap();

@@ -6,7 +6,6 @@ use k3_cache::policy::PolicyName;
 use k3_cache::slot_table::{Requests, Reserve};
 use k3_simcache::prefetch::{Predictor, PrefetchCounts, replay};
 use k3_simcache::study::run;
-use k3_simcache::text::text;
 use k3_simcache::workload::{Window, Workload};
 
 use crate::support::read_ahead;
@@ -61,7 +60,7 @@ fn a_capacity_that_a_batch_does_not_fit_is_refused_in_the_table_of_reading_ahead
         panic!("{:?}", report.prefetch_refused);
     };
     assert!(refused.contains("1 slot"), "{refused}");
-    let words = text(&report);
+    let words = report.document().text();
     let (_, section) = words.split_once("Reading ahead").unwrap();
     assert!(section.contains(&format!("refused: {refused}")), "{section}");
 }

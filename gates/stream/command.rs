@@ -18,7 +18,7 @@ fn line(ids: &[u32]) -> String {
 /// The published greedy ids and one checksum of the logits: from shards and from a pack, with
 /// rings of 1, 2 and 3, a cache of top-k, limits, threads, recompute, chunks, streamed vocabulary.
 #[test]
-fn the_same_ids_and_logits_at_every_budget() {
+fn the_same_ids_and_logits_under_every_limit() {
     let folder = tempfile::tempdir().unwrap();
     let trunk = folder.path().join("trunk").display().to_string();
     expect_of(binary().arg("pack").arg(tiny()).arg(&trunk), 0);

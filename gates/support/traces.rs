@@ -83,7 +83,7 @@ pub fn plan() -> StudyPlan {
         policies: Vec::new(),
         prefetch: Vec::new(),
         slot_counts: Vec::new(),
-        budgets: None,
+        limits: None,
         machine: Machine {
             disk_bytes_per_second: ASSUMED_DISK_RATE,
             disk_rate_given: false,
@@ -91,7 +91,7 @@ pub fn plan() -> StudyPlan {
             trunk_bytes: 0,
             fixed_bytes: 0,
         },
-        ladder: None,
+        measured: None,
         tolerance_points: 1.0,
         keep_layers: None,
         keep_positions: None,

@@ -1,4 +1,4 @@
-//! The engine against the f64 reference on synthetic models, by the same budgets as elsewhere:
+//! The engine against the f64 reference on synthetic models, by the same tolerances as elsewhere:
 //! every stage within its local bound, the logits within eight times the floor of f32.
 
 use std::path::Path;

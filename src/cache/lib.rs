@@ -3,6 +3,7 @@
 //! The engine and the cache laboratory share this crate, so that a forecast and a run decide
 //! alike. It reads no weights and no clock.
 
+mod exits;
 pub mod policy;
 pub mod presets;
 pub mod shape;

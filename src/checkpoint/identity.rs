@@ -32,7 +32,7 @@ pub struct Identity(pub [u8; 32]);
 
 impl fmt::Display for Identity {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        self.0.iter().try_for_each(|byte| write!(f, "{byte:02x}"))
+        f.write_str(&k3_core::hex(self.0))
     }
 }
 

@@ -12,6 +12,7 @@ mod bind_error;
 pub mod binding;
 pub mod config;
 pub mod dtype;
+mod exits;
 pub mod foreign;
 pub mod header;
 pub mod identity;

@@ -12,9 +12,9 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::choice::choice;
-use super::output::CommandError;
+use super::output::{CommandError, bad_input};
 use k3_core::Precision;
-use k3_core::compare::Budget;
+use k3_core::compare::Tolerance;
 use k3_core::config::MLA_NORM_EPS;
 use k3_core::exit::Exit;
 use k3_core::stages::{Stage, StageKey};
@@ -27,7 +27,7 @@ pub struct BasisArgs {
     /// Largest absolute difference that conforms
     #[arg(long, value_name = "X", value_parser = parse_budget, conflicts_with = "precision")]
     pub budget: Option<f64>,
-    /// Precision of the subject's activations: the budget is 8 times the noise floor of it
+    /// Precision of the subject's activations: the tolerance is 8 times the noise floor of it
     #[arg(long, value_name = "P", value_parser = choice::<Precision>())]
     pub precision: Option<Precision>,
     /// Measure the noise floor on this checkpoint, with the ids that the files name, rather than
@@ -82,10 +82,6 @@ impl BasisArgs {
     /// Decides. `exact` says whether the expected side is stored in f64, `header` is what that
     /// side's file says of itself, `stored` is how the subject's values are stored, `ids` what the
     /// files were made from.
-    ///
-    /// # Errors
-    ///
-    /// A checkpoint that cannot be read; ids that cannot judge the precision.
     pub fn decide(
         &self,
         exact: bool,
@@ -93,8 +89,8 @@ impl BasisArgs {
         stored: Precision,
         ids: Option<&[u32]>,
     ) -> Result<Basis, CommandError> {
-        if let Some(budget) = self.budget {
-            return Ok(Basis::Absolute(budget));
+        if let Some(tolerance) = self.budget {
+            return Ok(Basis::Absolute(tolerance));
         }
         let (precision, because) = match (self.precision, exact) {
             (Some(precision), _) => (precision, "given"),
@@ -109,8 +105,7 @@ impl BasisArgs {
         if let Some(floors) = carried_floors(header, precision).filter(|_| exact) {
             return Ok(Basis::Carried { precision, floors, because });
         }
-        let floors = ShippedFloors::measure(precision)
-            .map_err(|error| CommandError::new(error, Exit::BadInput))?;
+        let floors = ShippedFloors::measure(precision)?;
         Ok(Basis::Assumed { floors, because })
     }
 }
@@ -123,10 +118,9 @@ fn measure(
     let Some(ids) = ids else {
         let error = anyhow::anyhow!("no file says which ids it was made from");
         let hint = "without --model the noise floor of the sets that ship is assumed";
-        return Err(CommandError::new(error, Exit::BadInput).hint(hint));
+        return Err(bad_input(error).hint(hint));
     };
-    let floor = NoiseFloor::measure(folder, MLA_NORM_EPS, ids, precision)
-        .map_err(|error| CommandError::new(error, Exit::BadInput))?;
+    let floor = NoiseFloor::measure(folder, MLA_NORM_EPS, ids, precision)?;
     match &floor.flipped {
         None => Ok(floor),
         Some(decision) => {
@@ -139,28 +133,28 @@ fn measure(
 }
 
 impl Basis {
-    /// The budget of a tensor of real values by its name.
+    /// The tolerance of a tensor of real values by its name.
     #[must_use]
-    pub fn budget(&self, name: &str, expected: &[f64]) -> Budget {
+    pub fn tolerance(&self, name: &str, expected: &[f64]) -> Tolerance {
         let largest = || expected.iter().map(|value| value.abs()).fold(0.0, f64::max);
         let key = StageKey::parse(name);
         match self {
-            Self::Bits => Budget::Bits,
-            Self::Absolute(budget) => Budget::Absolute(*budget),
-            Self::Double => Budget::Absolute(DEFAULT_F64_TOLERANCE * largest()),
+            Self::Bits => Tolerance::Bits,
+            Self::Absolute(tolerance) => Tolerance::Absolute(*tolerance),
+            Self::Double => Tolerance::Absolute(DEFAULT_F64_TOLERANCE * largest()),
             Self::Measured { floor, .. } => {
                 let own = key.and_then(|key| floor.stages.get(&key));
                 let foreign = || floor.largest_relative() * largest();
-                Budget::Absolute(FACTOR * own.map_or_else(foreign, |own| own.max_abs))
+                Tolerance::Absolute(FACTOR * own.map_or_else(foreign, |own| own.max_abs))
             }
             // A tensor that the exact side has no floor for is not its own: nothing is allowed.
             Self::Carried { floors, .. } => {
-                Budget::Absolute(FACTOR * floors.get(name).copied().unwrap_or(0.0))
+                Tolerance::Absolute(FACTOR * floors.get(name).copied().unwrap_or(0.0))
             }
             Self::Assumed { floors, .. } => {
                 let own = key.and_then(|key| floors.relative(key.stage));
                 let relative = own.unwrap_or_else(|| floors.largest_relative());
-                Budget::Absolute(FACTOR * relative * largest())
+                Tolerance::Absolute(FACTOR * relative * largest())
             }
         }
     }
@@ -172,7 +166,7 @@ impl Basis {
             Self::Bits => "equal bits, since neither --precision nor --budget says how far apart \
                            two files may be"
                 .to_owned(),
-            Self::Absolute(budget) => format!("{budget:e} absolute, ASSUMED (--budget)"),
+            Self::Absolute(tolerance) => format!("{tolerance:e} absolute, ASSUMED (--budget)"),
             Self::Double => format!(
                 "{DEFAULT_F64_TOLERANCE:e} of each tensor's largest value: both sides are f64"
             ),
@@ -202,7 +196,7 @@ impl Basis {
         }
     }
 
-    /// Whether the budget is an assumption rather than derived.
+    /// Whether the tolerance is an assumption rather than derived.
     #[must_use]
     pub fn assumed(&self) -> bool {
         matches!(self, Self::Absolute(_) | Self::Assumed { .. })

@@ -16,14 +16,15 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use super::choice::choice;
-use super::generate::{eprint_text, listen, usage};
+use super::generate::{eprint_text, listen};
 use super::model_args::CheckpointArgs;
-use super::output::{self, CommandError, OutputArgs};
+use super::output::{self, CommandError, OutputArgs, bad_input, usage};
 use super::sizes::parse_size;
+use super::threads::ThreadsArgs;
 use k3_cache::policy::PolicyName;
 use k3_core::exit::Exit;
 use k3_core::host::interrupt::Interrupt;
-use k3_engine::generate::ladder::{LadderError, Runs, ladder};
+use k3_engine::generate::limits::{Runs, memory_limits};
 
 /// How often a run is looked after.
 const LOOK_MILLISECONDS: u64 = 20;
@@ -66,17 +67,13 @@ pub struct BenchArgs {
     /// Policy of the expert cache; `simcache --measured` models lru
     #[arg(long, value_name = "NAME", value_parser = choice::<PolicyName>(), default_value = "lru")]
     policy: PolicyName,
-    /// Worker threads (at most 1024)
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    threads: Option<u16>,
+    #[command(flatten)]
+    threads: ThreadsArgs,
     #[command(flatten)]
     output: OutputArgs,
 }
 
 /// Runs the command.
-///
-/// # Errors
-/// [`CommandError`]: a run that failed ends the ladder with that run's exit code.
 pub fn run(args: &BenchArgs) -> Result<Exit, CommandError> {
     super::sizes::parse_ids(&args.ids).map_err(|text| usage(format!("--ids: {text}")))?;
     output::check_writable(&args.output)?;
@@ -85,45 +82,37 @@ pub fn run(args: &BenchArgs) -> Result<Exit, CommandError> {
         .ladder
         .iter()
         .map(|limit| Runs {
-            budget: limit.text.clone(),
-            budget_bytes: limit.bytes,
+            limit: limit.text.clone(),
+            limit_bytes: limit.bytes,
             reports: Vec::new(),
         })
         .collect();
     let mut done = 0;
-    // Interleaved: a machine that slows down in the course of it slows every rung alike.
+    // Interleaved: a machine that slows down in the course of it slows every limit alike.
     for repeat in 0..args.repeats {
-        for rung in &mut runs {
-            eprint_text(&format!("run {} of {} under {}\n", repeat + 1, args.repeats, rung.budget));
-            let traced = repeat == 0 && rung.budget == args.ladder[0].text;
-            let report = one(args, &rung.budget, traced, &interrupt);
+        for limit in &mut runs {
+            eprint_text(&format!("run {} of {} under {}\n", repeat + 1, args.repeats, limit.limit));
+            let traced = repeat == 0 && limit.limit == args.ladder[0].text;
+            let report = one(args, &limit.limit, traced, &interrupt);
             if interrupt.is_set() {
                 return Err(interrupted(done, args));
             }
-            rung.reports.push(report?);
+            limit.reports.push(report?);
             done += 1;
         }
     }
-    let ladder = ladder(args.policy.name(), &runs).map_err(|error| {
-        let exit = match error {
-            LadderError::DifferentIds { .. } => Exit::Disagrees,
-            LadderError::NoField { .. } => Exit::BadInput,
-        };
-        CommandError::new(error, exit)
-    })?;
+    let limits = memory_limits(args.policy.name(), &runs)?;
     if let Some(folder) = &args.output.out {
-        output::write_whole(&folder.join("ladder.tsv"), ladder.table().as_bytes())?;
+        output::write_whole(&folder.join("ladder.tsv"), limits.table().as_bytes())?;
     }
-    let plots = || Ok(vec![("ladder".to_owned(), ladder.plot()?)]);
-    output::deliver_page(&args.output, plots, |plots| ladder.page(plots))?;
-    output::deliver(&args.output, &ladder, &ladder.text())?;
+    output::deliver(&args.output, &limits, &limits.document())?;
     Ok(Exit::Conforms)
 }
 
-/// What an interrupted ladder says.
+/// What an interrupted bench says.
 fn interrupted(done: u32, args: &BenchArgs) -> CommandError {
     let all = args.ladder.len() as u32 * args.repeats;
-    let error = anyhow::anyhow!("interrupted: {done} of {all} runs were done, there is no ladder");
+    let error = anyhow::anyhow!("interrupted: {done} of {all} runs were done, there is no table");
     CommandError::new(error, Exit::Incomplete)
 }
 
@@ -182,24 +171,24 @@ fn drain(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<io::Result<Vec<
 /// One run in a process of its own.
 fn one(
     args: &BenchArgs,
-    budget: &str,
+    limit: &str,
     traced: bool,
     interrupt: &Interrupt,
 ) -> Result<Value, CommandError> {
     let failed = |error: io::Error| {
         let error = anyhow::anyhow!("cannot run this program again: {error}");
-        CommandError::new(error, Exit::BadInput)
+        bad_input(error)
     };
     let program = std::env::current_exe().map_err(failed)?;
     let mut command = Command::new(program);
-    command.args(["generate", "--format", "json", "--memory", budget]);
+    command.args(["generate", "--format", "json", "--memory", limit]);
     command.args(["--ids", &args.ids, "--gen", &args.r#gen.to_string()]);
     command.args(["--policy", args.policy.name()]);
     command.arg("--model").arg(args.checkpoint.folder()?);
     if let Some(trunk) = &args.trunk {
         command.arg("--trunk").arg(trunk);
     }
-    if let Some(threads) = args.threads {
+    if let Some(threads) = args.threads.given {
         command.args(["--threads", &threads.to_string()]);
     }
     if let (true, Some(folder)) = (traced, &args.output.out) {
@@ -208,17 +197,12 @@ fn one(
     let output = wait(command.stdin(Stdio::null()), interrupt).map_err(failed)?;
     if output.status.success() {
         let report = serde_json::from_slice(&output.stdout);
-        return report.map_err(|error| CommandError::new(error, Exit::BadInput));
+        return report.map_err(bad_input);
     }
     let stderr = String::from_utf8_lossy(&output.stderr);
     let line = stderr.lines().find_map(|line| line.strip_prefix("error: "));
-    let exit = match output.status.code() {
-        Some(1) => Exit::Disagrees,
-        Some(2) => Exit::Usage,
-        Some(4) => Exit::Incomplete,
-        Some(5) => Exit::Refused,
-        _ => Exit::BadInput,
-    };
+    let code = output.status.code().and_then(|code| u8::try_from(code).ok());
+    let exit = code.map_or(Exit::BadInput, Exit::of_code);
     let what = line.unwrap_or("the run ended without a word");
-    Err(CommandError::new(anyhow::anyhow!("under {budget}: {what}"), exit))
+    Err(CommandError::new(anyhow::anyhow!("under {limit}: {what}"), exit))
 }

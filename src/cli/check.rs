@@ -6,14 +6,14 @@ use std::time::Instant;
 use clap::Args;
 
 use super::model_args::{CheckpointArgs, read_config};
-use super::output::{self, CommandError, OutputArgs};
+use super::output::{self, CommandError, OutputArgs, bad_input};
+use super::threads::ThreadsArgs;
 use k3_checkpoint::store::Note;
 use k3_checkpoint::{Checkpoint, ModelShape};
 use k3_core::config::RawConfig;
 use k3_core::exit::Exit;
-use k3_core::host::provenance::{Provenance, default_threads};
+use k3_core::host::provenance::Provenance;
 use k3_gates::audit::digests;
-use k3_gates::audit::digests::DigestError;
 use k3_gates::audit::folder;
 use k3_gates::audit::folder::Files;
 use k3_gates::audit::{Finding, Findings, census, cross_read, values};
@@ -42,9 +42,8 @@ pub struct CheckArgs {
     /// Do not read the values, only files, headers and index
     #[arg(long)]
     headers_only: bool,
-    /// Worker threads (at most 1024)
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    threads: Option<u16>,
+    #[command(flatten)]
+    threads: ThreadsArgs,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -56,14 +55,13 @@ pub struct CheckArgs {
 /// No folder (2); an unreadable folder, config or list of digests (3).
 pub fn run(args: &CheckArgs) -> Result<Exit, CommandError> {
     let start = Instant::now();
-    let threads = args.threads.map_or_else(default_threads, usize::from);
+    let threads = args.threads.count();
     let folder = args.checkpoint.folder()?;
     output::check_writable(&args.output)?;
     let digests = args.sha256.as_deref().map(digests::read_list).transpose();
-    let digests = digests.map_err(digest_error)?;
+    let digests = digests?;
     let config = read_config(&folder)?;
-    let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build();
-    let pool = pool.map_err(|error| CommandError::new(error, Exit::BadInput))?;
+    let pool = output::pool(threads)?;
     let mut checks =
         Checks { args, folder: &folder, config: &config, rows: Vec::new(), notes: Vec::new() };
     pool.install(|| checks.run(digests.as_deref()))?;
@@ -81,12 +79,8 @@ pub fn run(args: &CheckArgs) -> Result<Exit, CommandError> {
         notes: checks.notes,
         provenance: Provenance::since(start, threads, vec![folder.display().to_string()]),
     };
-    output::deliver(&args.output, &report, &report.text())?;
+    output::deliver(&args.output, &report, &report.document())?;
     Ok(exit)
-}
-
-fn digest_error(error: DigestError) -> CommandError {
-    CommandError::new(error, Exit::BadInput).hint("sha256sum FILE... writes such a list")
 }
 
 struct Checks<'a> {
@@ -109,7 +103,7 @@ impl Checks<'_> {
     fn run(&mut self, digests: Option<&[digests::Entry]>) -> Result<(), CommandError> {
         let files = folder::look(self.folder).map_err(|error| {
             let error = anyhow::anyhow!("{}: cannot be listed: {error}", self.folder.display());
-            CommandError::new(error, Exit::BadInput)
+            bad_input(error)
         })?;
         let detail = format!("{} shards opened", files.shards.len());
         self.judged(FILES, detail, files.findings.clone(), Vec::new());
@@ -124,7 +118,7 @@ impl Checks<'_> {
                 let bar = output::progress(0, "bytes hashed");
                 let compared = digests::compare(self.folder, entries, &|bytes| bar.inc(bytes));
                 bar.finish_and_clear();
-                let (findings, absent) = compared.map_err(digest_error)?;
+                let (findings, absent) = compared?;
                 let hashed = entries.len() - absent.len();
                 self.judged(SHA256, format!("{hashed} files hashed"), findings, absent);
             }
@@ -232,7 +226,7 @@ impl Checks<'_> {
         let heads = self.config.kda_num_heads;
         let found = values::check_values(checkpoint, heads, &|bytes| bar.inc(bytes));
         bar.finish_and_clear();
-        let findings = found.map_err(|error| CommandError::new(error, Exit::BadInput))?;
+        let findings = found?;
         let detail = format!("{} bytes read", checkpoint.tensor_bytes());
         self.judged(VALUES, detail, findings, Vec::new());
         Ok(())
@@ -240,7 +234,7 @@ impl Checks<'_> {
 
     fn bind(&mut self, checkpoint: &Checkpoint) -> Result<(), CommandError> {
         let shape = ModelShape::derive(self.config);
-        let shape = shape.map_err(|error| CommandError::new(error, Exit::BadInput))?;
+        let shape = shape?;
         let census = census::census(checkpoint, &shape);
         let mut absent = Vec::new();
         for row in census.layers.iter().filter(|row| row.tensors < row.expected) {

@@ -1,22 +1,21 @@
 //! `compare A B [--f64 C]`: two dumps of named tensors from any engine, in execution order.
 
 use k3_core::choice::Choice as _;
-use std::fmt::Write as _;
-use std::path::{Path, PathBuf};
+use std::path::PathBuf;
 use std::time::Instant;
 
 use clap::Args;
 use serde::Serialize;
 
 use super::basis::{Basis, BasisArgs};
-use super::logits::verdict;
-use super::output::{self, CommandError, OutputArgs};
+use super::output::{self, CommandError, OutputArgs, bad_input};
 use k3_core::Precision;
 use k3_core::exit::Exit;
 use k3_core::host::provenance::{Provenance, default_threads};
 use k3_gates::compare::{DumpComparison, TensorComparison, compare_dumps, id_list, ids_of};
 use k3_gates::glob::Glob;
 use k3_gates::tensor_file::{TensorFile, read_file};
+use k3_render::Document;
 
 /// Names listed of those that were not compared.
 const LISTED: usize = 8;
@@ -67,15 +66,11 @@ struct Pair {
 }
 
 /// Runs the command.
-///
-/// # Errors
-///
-/// [`CommandError`] when a file cannot be used or the dumps were made from different ids.
 pub fn run(args: &CompareArgs) -> Result<Exit, CommandError> {
     let start = Instant::now();
     output::check_writable(&args.output)?;
-    let (a, b) = (open(&args.a)?, open(&args.b)?);
-    let exact = args.f64.as_deref().map(open).transpose()?;
+    let (a, b) = (read_file(&args.a)?, read_file(&args.b)?);
+    let exact = args.f64.as_deref().map(read_file).transpose()?;
     let mut named = vec![(&args.a, &a), (&args.b, &b)];
     named.extend(args.f64.as_ref().zip(exact.as_ref()));
     if let (Some(path), Some(exact)) = (&args.f64, &exact)
@@ -84,7 +79,7 @@ pub fn run(args: &CompareArgs) -> Result<Exit, CommandError> {
         let got = stored(exact).name();
         let error = anyhow::anyhow!("{}: --f64: expected F64 tensors, got {got}", path.display());
         let hint = "`dump --by reference` writes an exact dump";
-        return Err(CommandError::new(error, Exit::BadInput).hint(hint));
+        return Err(bad_input(error).hint(hint));
     }
     let ids = same_ids(&named)?;
     let pairs = match &exact {
@@ -99,23 +94,15 @@ pub fn run(args: &CompareArgs) -> Result<Exit, CommandError> {
     let inputs = named.iter().map(|(path, _)| path.display().to_string());
     let report = CompareReport {
         schema: "k3-verify/compare/1",
-        verdict: verdict(exit),
+        verdict: exit.verdict(),
         exit_code: exit.code(),
         stages: args.stages.clone(),
         ids,
         pairs,
         provenance: Provenance::since(start, default_threads(), inputs.collect()),
     };
-    let text = text(&report, &named);
-    output::deliver(&args.output, &report, &text)?;
+    output::deliver(&args.output, &report, &document(&report, &named))?;
     Ok(exit)
-}
-
-fn open(path: impl AsRef<Path>) -> Result<TensorFile, CommandError> {
-    read_file(path.as_ref()).map_err(|error| {
-        let hint = "a dump is a safetensors file of named tensors, as `dump` writes it";
-        CommandError::new(error, Exit::BadInput).hint(hint)
-    })
 }
 
 /// The ids that all files which say so agree on.
@@ -163,8 +150,8 @@ fn pair(
     };
     let pattern = args.stages.as_deref().map(Glob::new);
     let wanted = |name: &str| pattern.as_ref().is_none_or(|glob| glob.matches(name));
-    let budget = |name: &str, values: &[f64]| basis.budget(name, values);
-    let comparison = compare_dumps(got, expected, &wanted, &budget);
+    let tolerance = |name: &str, values: &[f64]| basis.tolerance(name, values);
+    let comparison = compare_dumps(got, expected, &wanted, &tolerance);
     let first = comparison.first_divergence();
     Ok(Pair {
         name,
@@ -196,62 +183,51 @@ fn exit_of(pairs: &[Pair]) -> Exit {
     exit
 }
 
-fn text(report: &CompareReport, files: &[(&PathBuf, &TensorFile)]) -> String {
-    let mut text = String::new();
-    // Writing to a String cannot fail.
-    let _ = write_text(&mut text, report, files);
-    text
-}
-
-fn write_text(
-    text: &mut String,
-    report: &CompareReport,
-    files: &[(&PathBuf, &TensorFile)],
-) -> std::fmt::Result {
-    writeln!(text, "k3-verify compare: named tensors in execution order")?;
+fn document(report: &CompareReport, files: &[(&PathBuf, &TensorFile)]) -> Document {
+    let mut document = Document::new("k3-verify compare: named tensors in execution order");
     for (letter, (path, file)) in ['A', 'B', 'C'].iter().zip(files) {
         let ids =
             ids_of(file).map_or("ids unknown".to_owned(), |ids| format!("ids {}", id_list(&ids)));
         let precision = stored(file).name();
         let count = file.tensors.len();
         let path = path.display();
-        writeln!(text, "{letter}: {path}: {count} tensors, {precision}, {ids}")?;
+        document.line(format!("{letter}: {path}: {count} tensors, {precision}, {ids}"));
     }
     if let Some(stages) = &report.stages {
-        writeln!(text, "stages: {stages}")?;
+        document.line(format!("stages: {stages}"));
     }
     for pair in &report.pairs {
-        write_pair(text, pair)?;
+        pair_section(&mut document, pair);
     }
+    document.gap();
     if let [a, b, _] = report.pairs.as_slice() {
-        write_nearer(text, a, b)?;
+        document.line(format!("three ways: {}", nearer(a, b)));
     }
-    writeln!(text, "\nVERDICT: {}", report.verdict)
+    document.line(format!("VERDICT: {}", report.verdict));
+    document
 }
 
-fn write_pair(text: &mut String, pair: &Pair) -> std::fmt::Result {
+fn pair_section(document: &mut Document, pair: &Pair) {
     let comparison = &pair.comparison;
     let count = comparison.tensors.len();
-    writeln!(text, "\n{}", pair.name)?;
-    writeln!(text, "  basis: {}", pair.basis)?;
+    document.heading(pair.name);
+    document.line(format!("basis: {}", pair.basis));
     match comparison.first_divergence() {
-        None if count == 0 => writeln!(text, "  nothing in common to compare")?,
-        None => writeln!(text, "  no divergence in {count} tensors")?,
+        None if count == 0 => document.line("nothing in common to compare"),
+        None => document.line(format!("no divergence in {count} tensors")),
         Some((place, first)) => {
-            writeln!(text, "  first divergence: {}", describe(first))?;
-            writeln!(
-                text,
-                "  {place} tensors before it agree; {} of {count} differ",
-                comparison.differing()
-            )?;
+            document.line(format!("first divergence: {}", describe(first)));
+            let differing = comparison.differing();
+            document
+                .line(format!("{place} tensors before it agree; {differing} of {count} differ"));
             if let Some((ratio, tensor)) = comparison.worst_of(place) {
                 let name = &tensor.name;
-                writeln!(text, "  nearest to its budget before it: {name} at {ratio:.2e}")?;
+                document.line(format!("nearest to its tolerance before it: {name} at {ratio:.2e}"));
             }
         }
     }
     if let Some((ratio, tensor)) = comparison.worst_of(count) {
-        writeln!(text, "  worst of all: {} at {ratio:.2e} of its budget", tensor.name)?;
+        document.line(format!("worst of all: {} at {ratio:.2e} of its tolerance", tensor.name));
     }
     for (side, names) in [
         ("only in the expected dump", &comparison.only_expected),
@@ -260,10 +236,9 @@ fn write_pair(text: &mut String, pair: &Pair) -> std::fmt::Result {
         if !names.is_empty() {
             let shown = names[..names.len().min(LISTED)].join(", ");
             let more = if names.len() > LISTED { ", …" } else { "" };
-            writeln!(text, "  NOT RUN: {} tensors {side}: {shown}{more}", names.len())?;
+            document.line(format!("NOT RUN: {} tensors {side}: {shown}{more}", names.len()));
         }
     }
-    Ok(())
 }
 
 fn describe(tensor: &TensorComparison) -> String {
@@ -275,13 +250,13 @@ fn describe(tensor: &TensorComparison) -> String {
                 format!("; worst {:.3e} at {:?}", worst.difference, worst.index)
             });
             format!(
-                "{} at {:?}: expected {:e}, got {:e}, difference {:.3e}, budget {}{worst}",
+                "{} at {:?}: expected {:e}, got {:e}, difference {:.3e}, tolerance {}{worst}",
                 tensor.name,
                 first.index,
                 first.expected,
                 first.got,
                 first.difference,
-                record.budget
+                record.tolerance
             )
         }
         (None, None) => tensor.name.clone(),
@@ -289,12 +264,11 @@ fn describe(tensor: &TensorComparison) -> String {
 }
 
 /// Which of the two is farther from the exact dump, at the first place where either leaves it.
-fn write_nearer(text: &mut String, a: &Pair, b: &Pair) -> std::fmt::Result {
-    let said = match (&a.first_divergence, &b.first_divergence) {
+fn nearer(a: &Pair, b: &Pair) -> String {
+    match (&a.first_divergence, &b.first_divergence) {
         (None, None) => "both conform to C".to_owned(),
         (Some(at), None) => format!("A is the one that is off, from {at} on"),
         (None, Some(at)) => format!("B is the one that is off, from {at} on"),
         (Some(in_a), Some(in_b)) => format!("both are off: A from {in_a} on, B from {in_b} on"),
-    };
-    writeln!(text, "\nthree ways: {said}")
+    }
 }

@@ -1,7 +1,6 @@
 //! `dump MODEL --ids … OUT`: the stage tensors of one pass, as safetensors with the ids inside.
 
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -10,15 +9,15 @@ use clap::{Args, ValueEnum};
 use serde::Serialize;
 
 use super::model_args::{
-    Ids, check_ids, check_target, epsilon_line, model_and_out, parse_epsilon, parse_ids,
-    read_config,
+    Ids, check_ids, check_target, model_and_out, parse_epsilon, parse_ids, read_config,
 };
-use super::output::{self, CommandError, OutputArgs};
+use super::output::{self, CommandError, OutputArgs, bad_input};
+use super::threads::ThreadsArgs;
 use k3_checkpoint::Checkpoint;
 use k3_core::Precision;
-use k3_core::config::{MLA_NORM_EPS, RawConfig};
+use k3_core::config::{MLA_NORM_EPS, RawConfig, epsilon_line};
 use k3_core::exit::Exit;
-use k3_core::host::provenance::{Provenance, default_threads};
+use k3_core::host::provenance::Provenance;
 use k3_core::stages::{Stage, StageDump, StageKey, StageSink, StageValues};
 use k3_engine::kernels::table::Kernels;
 use k3_engine::model::{Engine, EngineOptions, EngineSequence, Shape};
@@ -26,6 +25,7 @@ use k3_gates::glob::Glob;
 use k3_gates::noise_floor::NoiseFloor;
 use k3_gates::tensor_file::encode_stages;
 use k3_reference as reference;
+use k3_render::{Document, Table};
 
 /// What was typed.
 #[derive(Debug, Args)]
@@ -51,9 +51,8 @@ pub struct DumpArgs {
     /// Epsilon of the two low-rank norms in MLA
     #[arg(long, value_name = "X", default_value_t = MLA_NORM_EPS, value_parser = parse_epsilon)]
     mla_norm_eps: f64,
-    /// Worker threads of the engine (at most 1024)
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    threads: Option<u16>,
+    #[command(flatten)]
+    threads: ThreadsArgs,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -125,11 +124,6 @@ impl StageSink for Selected {
 }
 
 /// Runs the command.
-///
-/// # Errors
-///
-/// [`CommandError`] for a checkpoint that is refused, ids it does not have, a pattern that fits no
-/// stage, an output that cannot be written.
 pub fn run(args: &DumpArgs) -> Result<Exit, CommandError> {
     let start = Instant::now();
     let (model, out) = model_and_out(&args.paths, args.model.as_deref())?;
@@ -154,7 +148,7 @@ pub fn run(args: &DumpArgs) -> Result<Exit, CommandError> {
         return Err(CommandError::new(error, Exit::Incomplete).hint(hint));
     }
     let bytes = encode_stages(&sink.dump, &args.ids.0, args.by == By::Engine, &header)
-        .map_err(|error| CommandError::new(error, Exit::BadInput))?;
+        .map_err(bad_input)?;
     output::write_whole(&out, &bytes)?;
     let report = DumpReport {
         schema: "k3-verify/dump/1",
@@ -165,14 +159,14 @@ pub fn run(args: &DumpArgs) -> Result<Exit, CommandError> {
         tensors: sink.dump.tensors.len(),
         bytes: bytes.len(),
         max_abs_h: sink.largest,
-        provenance: Provenance::since(start, threads(args), vec![model.display().to_string()]),
+        provenance: Provenance::since(
+            start,
+            args.threads.count(),
+            vec![model.display().to_string()],
+        ),
     };
-    output::deliver(&args.output, &report, &text(&report, &out))?;
+    output::deliver(&args.output, &report, &document(&report, &out))?;
     Ok(Exit::Conforms)
-}
-
-fn threads(args: &DumpArgs) -> usize {
-    args.threads.map_or_else(default_threads, usize::from)
 }
 
 fn header(args: &DumpArgs) -> BTreeMap<String, String> {
@@ -195,17 +189,13 @@ fn by_engine(
     config: &RawConfig,
     sink: &mut Selected,
 ) -> Result<(), CommandError> {
-    let checkpoint =
-        Checkpoint::open(model).map_err(|error| CommandError::new(error, Exit::BadInput))?;
-    let options = EngineOptions { threads: threads(args), ..EngineOptions::default() };
-    let bad = |error| CommandError::new(error, Exit::BadInput);
-    let mut shape = Shape::derive(config).map_err(bad)?;
+    let checkpoint = Checkpoint::open(model)?;
+    let options = EngineOptions { threads: args.threads.count(), ..EngineOptions::default() };
+    let mut shape = Shape::derive(config)?;
     shape.mla_norm_eps = args.mla_norm_eps;
-    let engine = Engine::resident(Kernels::fastest(), shape, &checkpoint, options).map_err(bad)?;
-    EngineSequence::new(Arc::new(engine))
-        .feed_with(&args.ids.0, sink)
-        .map(|_| ())
-        .map_err(|error| CommandError::new(error, Exit::Disagrees))
+    let engine = Engine::resident(Kernels::fastest(), shape, &checkpoint, options)?;
+    EngineSequence::new(Arc::new(engine)).feed_with(&args.ids.0, sink)?;
+    Ok(())
 }
 
 /// The plain pass, then one per precision for the noise floors that the header carries.
@@ -214,17 +204,15 @@ fn by_reference(
     model: &Path,
     sink: &mut Selected,
 ) -> Result<BTreeMap<String, String>, CommandError> {
-    let refused = |error| CommandError::new(anyhow::Error::from(error), Exit::BadInput);
     let (ids, eps) = (&args.ids.0, args.mla_norm_eps);
-    let opened = reference::Model::open(model, eps).map_err(refused)?;
+    let opened = reference::Model::open(model, eps)?;
     let mut plain = StageDump::default();
-    opened.sequence().feed(ids, &mut plain).map_err(refused)?;
+    opened.sequence().feed(ids, &mut plain)?;
     drop(opened);
     let mut floors = BTreeMap::new();
     if !args.no_noise_floor {
         for precision in [Precision::F32, Precision::F16, Precision::Bf16] {
-            let mut floor =
-                NoiseFloor::measure_from(&plain, model, eps, ids, precision).map_err(refused)?;
+            let mut floor = NoiseFloor::measure_from(&plain, model, eps, ids, precision)?;
             floor.stages.retain(|key, _| sink.keeps(*key));
             floors.extend(floor.header_entry());
         }
@@ -238,22 +226,20 @@ fn by_reference(
     Ok(floors)
 }
 
-fn text(report: &DumpReport, out: &Path) -> String {
-    let mut text = String::new();
-    // Writing to a String cannot fail.
-    let _ = write_text(&mut text, report, out);
-    text
-}
-
-fn write_text(text: &mut String, report: &DumpReport, out: &Path) -> std::fmt::Result {
+fn document(report: &DumpReport, out: &Path) -> Document {
     let by = match report.by {
         By::Engine => "the engine, F32",
         By::Reference => "the f64 reference, F64",
     };
-    writeln!(text, "k3-verify dump: {} ids, by {by}", report.ids.len())?;
-    writeln!(text, "{}\n", epsilon_line(report.mla_norm_eps))?;
+    let mut document = Document::new(format!("k3-verify dump: {} ids, by {by}", report.ids.len()));
+    document.line(epsilon_line(report.mla_norm_eps));
+    let mut table = Table::new(["layer", "max |h|"]);
     for (layer, largest) in &report.max_abs_h {
-        writeln!(text, "layer {layer:>3}  max |h| {largest:.6e}")?;
+        table.row([layer.to_string(), format!("{largest:.6e}")]);
     }
-    writeln!(text, "\n{} tensors, {} bytes: {}", report.tensors, report.bytes, out.display())
+    document.table(table);
+    document.gap();
+    let (tensors, bytes) = (report.tensors, report.bytes);
+    document.line(format!("{tensors} tensors, {bytes} bytes: {}", out.display()));
+    document
 }

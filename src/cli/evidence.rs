@@ -3,7 +3,6 @@
 
 use k3_core::choice::Choice as _;
 use std::collections::BTreeMap;
-use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::time::Instant;
@@ -12,17 +11,17 @@ use clap::Args;
 use serde::Serialize;
 
 use super::export::{NewFolder, copy_below, files_below};
-use super::model_args::{
-    Ids, check_ids, epsilon_line, model_and_out, parse_epsilon, parse_ids, read_config,
-};
-use super::output::{self, CommandError, OutputArgs};
-use k3_core::config::MLA_NORM_EPS;
+use super::model_args::{Ids, check_ids, model_and_out, parse_epsilon, parse_ids, read_config};
+use super::output::{self, CommandError, OutputArgs, bad_input};
+use k3_core::config::{MLA_NORM_EPS, epsilon_line};
 use k3_core::exit::Exit;
 use k3_core::host::provenance::{Provenance, default_threads};
 use k3_core::stages::{Stage, StageKey};
-use k3_gates::answers::{AnswerError, Answers, floors};
+use k3_engine::generate::report::join;
+use k3_gates::answers::{Answers, floors};
 use k3_gates::fixtures::hex_sha256;
 use k3_gates::noise_floor::NoiseFloor;
+use k3_render::{Document, json};
 
 /// Checkpoints up to this size are copied into the set, larger ones linked.
 const COPIED_BYTES: u64 = 1 << 30;
@@ -84,11 +83,6 @@ impl Noise {
 }
 
 /// Runs the command.
-///
-/// # Errors
-///
-/// [`CommandError`] for a checkpoint that is refused, ids it does not have, a folder that is in
-/// use or cannot be written.
 pub fn run(args: &EvidenceArgs) -> Result<Exit, CommandError> {
     let start = Instant::now();
     let (model, out) = model_and_out(&args.paths, args.model.as_deref())?;
@@ -96,20 +90,16 @@ pub fn run(args: &EvidenceArgs) -> Result<Exit, CommandError> {
     let config = read_config(&model)?;
     check_ids(&args.ids.0, &config)?;
     let made = NewFolder::beside(&out)?;
-    let bad = |error: AnswerError| CommandError::new(error, Exit::BadInput);
     let count = args.count as usize;
-    let answers = Answers::make(&model, args.mla_norm_eps, &args.ids.0, count).map_err(bad)?;
-    let floors = floors(&model, args.mla_norm_eps, &answers.full_ids())
-        .map_err(|error| bad(error.into()))?;
-    let tensors = answers.tensors(&config).map_err(bad)?;
+    let answers = Answers::make(&model, args.mla_norm_eps, &args.ids.0, count)?;
+    let floors = floors(&model, args.mla_norm_eps, &answers.full_ids())?;
+    let tensors = answers.tensors(&config)?;
     output::write_whole(&made.path().join("expected.safetensors"), &tensors)?;
     let model_linked = place_model(&model, made.path())?;
     let hashes = hashes(&model, model_linked);
     let name = out.file_name().map_or("set".into(), |name| name.to_string_lossy());
     let json = answers.json(&name, args.mla_norm_eps, &floors, &hashes);
-    let mut json =
-        serde_json::to_string_pretty(&json).map_err(|e| CommandError::new(e, Exit::BadInput))?;
-    json.push('\n');
+    let json = json::to_text(&json).map_err(bad_input)?;
     output::write_whole(&made.path().join("expected.json"), json.as_bytes())?;
     made.keep(&out)?;
     let report = EvidenceReport {
@@ -122,7 +112,7 @@ pub fn run(args: &EvidenceArgs) -> Result<Exit, CommandError> {
         model_linked,
         provenance: Provenance::since(start, default_threads(), vec![model.display().to_string()]),
     };
-    output::deliver(&args.output, &report, &text(&report, &out))?;
+    output::deliver(&args.output, &report, &document(&report, &out))?;
     Ok(Exit::Conforms)
 }
 
@@ -138,7 +128,7 @@ fn place_model(model: &Path, set: &Path) -> Result<bool, CommandError> {
     let absolute = model.canonicalize();
     absolute.and_then(|from| std::os::unix::fs::symlink(from, &target)).map_err(|error| {
         let error = anyhow::anyhow!("{}: cannot link: {error}", target.display());
-        CommandError::new(error, Exit::BadInput)
+        bad_input(error)
     })?;
     Ok(true)
 }
@@ -155,30 +145,22 @@ fn hashes(model: &Path, linked: bool) -> BTreeMap<String, String> {
     files_below(model).into_iter().filter_map(hash).collect()
 }
 
-fn text(report: &EvidenceReport, out: &Path) -> String {
-    let mut text = String::new();
-    // Writing to a String cannot fail.
-    let _ = write_text(&mut text, report, out);
-    text
-}
-
-fn write_text(text: &mut String, report: &EvidenceReport, out: &Path) -> std::fmt::Result {
-    let joined = |ids: &[u32]| {
-        let ids: Vec<String> = ids.iter().map(u32::to_string).collect();
-        ids.join(",")
-    };
-    writeln!(text, "k3-verify evidence: answers by the f64 reference")?;
-    writeln!(text, "{}", epsilon_line(report.mla_norm_eps))?;
-    writeln!(text, "prompt ids: {}", joined(&report.prompt_ids))?;
-    writeln!(text, "greedy ids: {}", joined(&report.greedy_ids))?;
-    writeln!(text, "least distance of the two best logits: {:.3e}", report.least_gap)?;
+fn document(report: &EvidenceReport, out: &Path) -> Document {
+    let mut document = Document::new("k3-verify evidence: answers by the f64 reference");
+    document.line(epsilon_line(report.mla_norm_eps));
+    document.line(format!("prompt ids: {}", join(&report.prompt_ids)));
+    document.line(format!("greedy ids: {}", join(&report.greedy_ids)));
+    document.line(format!("least distance of the two best logits: {:.3e}", report.least_gap));
     for noise in &report.noise {
-        write!(text, "noise of {}: {:.3e} in a logit", noise.precision, noise.logits_max_abs)?;
-        match &noise.first_flip {
-            None => writeln!(text, ", no decision changes")?,
-            Some(flip) => writeln!(text, "; it changes {flip}: no use for {}", noise.precision)?,
-        }
+        let precision = noise.precision;
+        let effect = match &noise.first_flip {
+            None => ", no decision changes".to_owned(),
+            Some(flip) => format!("; it changes {flip}: no use for {precision}"),
+        };
+        let most = noise.logits_max_abs;
+        document.line(format!("noise of {precision}: {most:.3e} in a logit{effect}"));
     }
     let model = if report.model_linked { "model/ is a link" } else { "model/ is a copy" };
-    writeln!(text, "{}: {model}", out.display())
+    document.line(format!("{}: {model}", out.display()));
+    document
 }

@@ -4,16 +4,16 @@
 //! --evidence`. The mild twin ships as a difference from the tiny oracle; `--sets` writes both as
 //! complete evidence sets instead.
 
-use std::fmt::Write as _;
 use std::fs;
 use std::path::{Path, PathBuf};
 
 use clap::Args;
 
 use super::model_args::usage;
-use super::output::{self, CommandError, OutputArgs};
+use super::output::{self, CommandError, OutputArgs, bad_input};
 use k3_core::exit::Exit;
 use k3_gates::fixtures::Fixtures;
+use k3_render::Document;
 
 /// What was typed.
 #[derive(Debug, Args)]
@@ -28,20 +28,13 @@ pub struct ExportArgs {
 }
 
 /// Runs the command.
-///
-/// # Errors
-///
-/// [`CommandError`] when the folder is in use or cannot be written.
 pub fn run(args: &ExportArgs) -> Result<Exit, CommandError> {
     output::check_writable(&args.output)?;
-    let fixtures =
-        Fixtures::embedded().map_err(|error| CommandError::new(error, Exit::BadInput))?;
+    let fixtures = Fixtures::embedded()?;
     let made = NewFolder::beside(&args.dir)?;
     if args.sets {
         copy_below(&fixtures.root.join("tiny"), &made.path().join("tiny"))?;
-        let mild = fixtures
-            .compose_mild_twin()
-            .map_err(|error| CommandError::new(error, Exit::BadInput))?;
+        let mild = fixtures.compose_mild_twin()?;
         copy_below(&mild, &made.path().join("mild/model"))?;
         for name in ["expected.json", "expected.safetensors"] {
             let from = fixtures.root.join("mild").join(name);
@@ -52,14 +45,12 @@ pub fn run(args: &ExportArgs) -> Result<Exit, CommandError> {
     }
     let files = files_below(made.path());
     made.keep(&args.dir)?;
-    let mut text = String::new();
-    // Writing to a String cannot fail.
-    let _ = writeln!(text, "{} files: {}", files.len(), args.dir.display());
+    let mut document = Document::new(format!("{} files: {}", files.len(), args.dir.display()));
     for file in &files {
-        let _ = writeln!(text, "{file}");
+        document.line(file.as_str());
     }
     let json = serde_json::json!({"schema": "k3-verify/export/1", "files": files});
-    output::deliver(&args.output, &json, &text)?;
+    output::deliver(&args.output, &json, &document)?;
     Ok(Exit::Conforms)
 }
 
@@ -68,10 +59,6 @@ pub struct NewFolder(tempfile::TempDir);
 
 impl NewFolder {
     /// Beside the folder that it will become.
-    ///
-    /// # Errors
-    ///
-    /// That folder has something in it, or its parent cannot be written.
     pub fn beside(target: &Path) -> Result<Self, CommandError> {
         let in_use = match fs::read_dir(target) {
             Ok(mut entries) => entries.next().is_some(),
@@ -99,10 +86,6 @@ impl NewFolder {
     }
 
     /// Gives it its name.
-    ///
-    /// # Errors
-    ///
-    /// It cannot be renamed.
     pub fn keep(self, target: &Path) -> Result<(), CommandError> {
         use std::os::unix::fs::PermissionsExt as _;
         // As an ordinary new folder, not for the owner alone; one that is empty makes room.
@@ -118,14 +101,10 @@ impl NewFolder {
 
 fn cannot_write(path: &Path, error: &std::io::Error) -> CommandError {
     let error = anyhow::anyhow!("{}: cannot write: {error}", path.display());
-    CommandError::new(error, Exit::BadInput)
+    bad_input(error)
 }
 
 /// Copies every file below a folder.
-///
-/// # Errors
-///
-/// A file cannot be read or written.
 pub fn copy_below(from: &Path, to: &Path) -> Result<(), CommandError> {
     for file in files_below(from) {
         copy_file(&from.join(&file), &to.join(&file))?;

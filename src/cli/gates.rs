@@ -1,6 +1,5 @@
 //! `gates`: climb the ladder on the shipped sets or on other evidence, or run the kill matrix.
 
-use std::fmt::Write as _;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -8,14 +7,14 @@ use clap::Args;
 
 use super::choice::choice;
 use super::model_args::parse_epsilon;
-use super::output::{self, CommandError, OutputArgs};
+use super::output::{self, CommandError, OutputArgs, bad_input};
+use super::threads::ThreadsArgs;
 use k3_core::Precision;
 use k3_core::clauses;
 use k3_core::config::MLA_NORM_EPS;
 use k3_core::exit::Exit;
-use k3_core::host::provenance::default_threads;
 use k3_gates::Ladder;
-use k3_gates::engine_command::{EngineCommand, Template, TemplateError};
+use k3_gates::engine_command::{EngineCommand, Template};
 use k3_gates::evidence::EvidenceSet;
 use k3_gates::fixtures::Fixtures;
 use k3_gates::glob::Glob;
@@ -29,11 +28,10 @@ use k3_gates::registry::{Gate, LADDER};
 use k3_gates::report::gates::GateReport;
 use k3_gates::report::least_error::LeastErrorReport;
 use k3_gates::report::mutants::{self as mutants_report, MutantReport};
-use k3_gates::report::{gates_page, mutants_page};
 use k3_gates::runner;
 use k3_gates::runner::SetState;
 use k3_gates::subjects;
-use k3_render::json;
+use k3_render::{Document, json};
 
 /// What was typed.
 #[derive(Debug, Args)]
@@ -76,9 +74,8 @@ pub struct GatesArgs {
     /// Epsilon of the two low-rank norms in MLA, on the subject's side
     #[arg(long, value_name = "X", default_value_t = MLA_NORM_EPS, value_parser = parse_epsilon)]
     mla_norm_eps: f64,
-    /// Worker threads (at most 1024)
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    threads: Option<u16>,
+    #[command(flatten)]
+    threads: ThreadsArgs,
     /// Put this executable in the engine's place; `--help` tells the protocol
     #[arg(long, value_name = "CMD {model} {ids} {gen} {logits}", long_help = ENGINE_CMD_HELP,
         conflicts_with_all = ["mutants", "list"])]
@@ -87,7 +84,7 @@ pub struct GatesArgs {
     #[arg(long, value_name = "SECONDS", default_value_t = 600, requires = "engine_cmd",
         value_parser = clap::value_parser!(u32).range(1..))]
     engine_timeout: u32,
-    /// Precision of the judged activations: budgets are 8 times its measured noise floor
+    /// Precision of the judged activations: tolerances are 8 times its measured noise floor
     #[arg(long, value_name = "P", value_parser = choice::<Precision>(),
         conflicts_with_all = ["mutants", "list"])]
     precision: Option<Precision>,
@@ -104,10 +101,6 @@ commas, and writes logits as raw little-endian f32 (or safetensors, tensor `logi
 the vocabulary per position, or one per generated id. It exits with 0";
 
 /// Runs the command.
-///
-/// # Errors
-///
-/// [`CommandError`] when there can be no verdict: unreadable fixtures, unwritable output.
 pub fn run(args: &GatesArgs) -> Result<Exit, CommandError> {
     if args.list {
         return list(args);
@@ -122,27 +115,27 @@ pub fn run(args: &GatesArgs) -> Result<Exit, CommandError> {
     }
 }
 
-fn threads(args: &GatesArgs) -> usize {
-    args.threads.map_or_else(default_threads, usize::from)
-}
-
 fn list(args: &GatesArgs) -> Result<Exit, CommandError> {
-    let mut text = String::new();
+    let mut document = Document::new("k3-verify gates --list");
     let mut rows = Vec::new();
     for gate in LADDER {
         let Gate { passes, reads, tolerance, catches, .. } = gate;
         let (id, needs) = (gate.full_id("SET"), gate.needs.word());
-        // Writing to a String cannot fail.
-        let _ = writeln!(
-            text,
-            "{id}\n    passes when right: {passes}\n    reads: {reads}\n    needs: {needs}\n    \
-             budget: {tolerance}\n    catches: {catches}"
-        );
+        document.line(&*id);
+        for (what, text) in [
+            ("passes when right", passes),
+            ("reads", reads),
+            ("needs", &needs),
+            ("tolerance", tolerance),
+            ("catches", catches),
+        ] {
+            document.line(format!("    {what}: {text}"));
+        }
         rows.push(serde_json::json!({"id": id, "what": passes, "inputs": reads, "needs": needs,
             "budget": tolerance, "catches": catches}));
     }
     let json = serde_json::json!({"schema": "k3-verify/gate-list/1", "gates": rows});
-    output::deliver(&args.output, &json, &text)?;
+    output::deliver(&args.output, &json, &document)?;
     Ok(Exit::Conforms)
 }
 
@@ -159,11 +152,9 @@ fn climb(args: &GatesArgs) -> Result<Exit, CommandError> {
     bar.finish_and_clear();
     report.provenance.inputs = inputs(args);
     if let Some(file) = &args.write_ratchet {
-        write_ratchet(file, &report, ladder.sets(), threads(args))?;
+        write_ratchet(file, &report, ladder.sets(), args.threads.count())?;
     }
-    output::deliver(&args.output, &report, &report.text())?;
-    let plots = || gates_page::plots(&report);
-    output::deliver_page(&args.output, plots, |plots| gates_page::page(&report, plots))?;
+    output::deliver(&args.output, &report, &report.document())?;
     Ok(report.exit())
 }
 
@@ -172,19 +163,15 @@ fn ladder(args: &GatesArgs) -> Result<Ladder, CommandError> {
     let mut ladder = if args.evidence.is_empty() {
         Ladder::of_fixtures(open_fixtures(args)?)
     } else {
-        Ladder::of_evidence(&args.evidence).map_err(|error| {
-            bad_input(error).hint(
-                "an evidence set is a folder with model/, expected.json and expected.safetensors",
-            )
-        })?
+        Ladder::of_evidence(&args.evidence)?
     };
-    ladder = ladder.mla_norm_eps(args.mla_norm_eps).threads(threads(args));
+    ladder = ladder.mla_norm_eps(args.mla_norm_eps).threads(args.threads.count());
     if let Some(command) = engine_command(args)? {
         ladder = ladder.subject(command);
         // It cannot be told another epsilon. To compare it with engines that have one, the sets'
         // answers are those of the reference under that epsilon.
         if args.mla_norm_eps != MLA_NORM_EPS {
-            ladder = ladder.answered_anew().map_err(bad_input)?;
+            ladder = ladder.answered_anew()?;
         }
     }
     if let Some(pattern) = &args.only {
@@ -202,10 +189,6 @@ fn ladder(args: &GatesArgs) -> Result<Ladder, CommandError> {
     Ok(ladder)
 }
 
-fn bad_input(error: impl Into<anyhow::Error>) -> CommandError {
-    CommandError::new(error, Exit::BadInput)
-}
-
 /// The executable of `--engine-cmd` as a subject, found runnable.
 fn engine_command(args: &GatesArgs) -> Result<Option<EngineCommand>, CommandError> {
     let Some(text) = &args.engine_cmd else {
@@ -213,14 +196,7 @@ fn engine_command(args: &GatesArgs) -> Result<Option<EngineCommand>, CommandErro
     };
     let search_path = std::env::var_os("PATH").unwrap_or_default();
     let timeout = Duration::from_secs(args.engine_timeout.into());
-    let template = Template::parse(text, timeout, &search_path).map_err(|error| {
-        let exit = match error {
-            TemplateError::NoProgram(_) => Exit::BadInput,
-            _ => Exit::Usage,
-        };
-        CommandError::new(error, exit)
-            .hint("for example --engine-cmd 'python3 engine.py {model} {ids} {gen} {logits}'")
-    })?;
+    let template = Template::parse(text, timeout, &search_path)?;
     let precision = args.precision.unwrap_or(Precision::F32);
     Ok(Some(EngineCommand { template, precision }))
 }
@@ -246,7 +222,7 @@ fn inputs(args: &GatesArgs) -> Vec<String> {
 
 fn open_fixtures(args: &GatesArgs) -> Result<Fixtures, CommandError> {
     let folder = args.fixtures.as_deref();
-    folder.map_or_else(Fixtures::embedded, Fixtures::from_folder).map_err(bad_input)
+    Ok(folder.map_or_else(Fixtures::embedded, Fixtures::from_folder)?)
 }
 
 /// The kernel fixtures and the first set that ships: on what mutants and perturbations run.
@@ -262,10 +238,10 @@ fn least_error(args: &GatesArgs) -> Result<Exit, CommandError> {
     let sites = perturbed::sites();
     let bar = output::progress(sites.len() as u64, "sites");
     let tick = || bar.inc(1);
-    let mut report = LeastErrorReport::run(&kernels, &tiny, &sites, threads(args), &tick);
+    let mut report = LeastErrorReport::run(&kernels, &tiny, &sites, args.threads.count(), &tick);
     bar.finish_and_clear();
     report.provenance.inputs = inputs(args);
-    output::deliver(&args.output, &report, &report.text())?;
+    output::deliver(&args.output, &report, &report.document())?;
     Ok(report.exit())
 }
 
@@ -292,16 +268,16 @@ fn mutants(args: &GatesArgs) -> Result<Exit, CommandError> {
     let (kernels, tiny) = shipped_evidence(&fixtures)?;
     // A few mutants cover no table of clauses.
     let asked = |letter: &str| args.mutant.is_none() && args.family.iter().any(|f| f == letter);
-    let covered: [(&str, mutants_report::Table); 3] = [
+    let covered: [(&str, mutants_report::ClauseTable); 3] = [
         ("a", ("the model", &clauses::MODEL, &['a'])),
         ("b", ("the model at the engine's tolerances", &clauses::MODEL, &['b'])),
         ("c", ("the arithmetic", &clauses::ARITHMETIC, &['c'])),
     ];
     let tables = covered.into_iter().filter(|(letter, _)| asked(letter));
-    let tables: Vec<mutants_report::Table> = tables.map(|(_, table)| table).collect();
+    let tables: Vec<mutants_report::ClauseTable> = tables.map(|(_, table)| table).collect();
     let options = kill_matrix::Options {
         mla_norm_eps: args.mla_norm_eps,
-        threads: threads(args),
+        threads: args.threads.count(),
         every_cell: args.exhaustive,
     };
     let bar = output::progress((subjects::controls().len() + mutants.len()) as u64, "mutants");
@@ -309,8 +285,6 @@ fn mutants(args: &GatesArgs) -> Result<Exit, CommandError> {
     let mut report = MutantReport::run(on, &mutants, options, &tables, &|| bar.inc(1));
     bar.finish_and_clear();
     report.provenance.inputs = inputs(args);
-    output::deliver(&args.output, &report, &report.text())?;
-    let plots = || mutants_page::plots(&report);
-    output::deliver_page(&args.output, plots, |plots| mutants_page::page(&report, plots))?;
+    output::deliver(&args.output, &report, &report.document())?;
     Ok(report.exit())
 }

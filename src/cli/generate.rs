@@ -1,4 +1,4 @@
-//! `generate`: text or ids in, text or ids out, under a memory budget, from the shards or a packed
+//! `generate`: text or ids in, text or ids out, within a memory limit, from the shards or a packed
 //! trunk.
 
 mod arguments;
@@ -13,20 +13,19 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::output::{self, CommandError, Format};
+use super::output::{self, CommandError, Format, bad_input, usage};
 use super::pending_file::PendingFile;
 use arguments::enough_to_check;
-pub use arguments::{GenerateArgs, ModelArgs, usage};
+pub use arguments::{GenerateArgs, ModelArgs};
 use k3_checkpoint::identity::Identity;
 use k3_core::exit::Exit;
 use k3_core::host::interrupt::Interrupt;
 use k3_core::host::memory;
-use k3_core::host::provenance::{Provenance, default_threads};
-use k3_engine::generate::page;
+use k3_core::host::provenance::Provenance;
 use k3_engine::generate::report::{Peak, RunReport, SCHEMA, Settings, Totals, join};
 use k3_engine::generate::run;
 use k3_engine::generate::run::{Generated, Request, TeacherForcing};
-use k3_engine::generate::state_file::{Header, SavedState, StateError, save};
+use k3_engine::generate::state_file::{Header, SavedState, save};
 use k3_engine::kernels::path::KernelPath;
 use k3_engine::memory::MemoryPlan;
 use k3_engine::model::{EngineError, EngineOptions, EngineSequence};
@@ -35,38 +34,6 @@ pub use planning::plan;
 use planning::streams_vocabulary;
 use text::{RunText, TextOutput};
 use watch::{Outputs, RunWatch};
-
-/// How the command ends for an error of the engine.
-#[must_use]
-pub fn engine_error(error: &EngineError) -> CommandError {
-    let exit = match error {
-        EngineError::NonFiniteLogits { .. } | EngineError::RouterNan { .. } => Exit::Disagrees,
-        EngineError::TokenId { .. } => Exit::Usage,
-        EngineError::Interrupted => Exit::Incomplete,
-        _ => Exit::BadInput,
-    };
-    CommandError::new(anyhow::anyhow!("{error}"), exit)
-}
-
-/// How the command ends for a model that cannot be opened.
-#[must_use]
-pub fn model_error(error: &ModelError) -> CommandError {
-    match error {
-        ModelError::Engine(EngineError::Interrupted) => CommandError::new(
-            anyhow::anyhow!("interrupted before the first step: no id was chosen"),
-            Exit::Incomplete,
-        ),
-        ModelError::Engine(error) => engine_error(error),
-        ModelError::Layers { .. } => usage(error.to_string()),
-        ModelError::Pack(_) => CommandError::new(anyhow::anyhow!("{error}"), Exit::BadInput)
-            .hint("make the packed trunk again with `k3-verify pack MODEL OUT`"),
-        _ => CommandError::new(anyhow::anyhow!("{error}"), Exit::BadInput),
-    }
-}
-
-fn state_error(error: &StateError) -> CommandError {
-    CommandError::new(anyhow::anyhow!("{error}"), Exit::BadInput)
-}
 
 /// What is there before memory is taken.
 struct Prepared {
@@ -83,9 +50,6 @@ struct Prepared {
 }
 
 /// Runs the command.
-///
-/// # Errors
-/// [`CommandError`]; neither ids nor a report are printed then, text that has streamed stands.
 pub fn run(args: &GenerateArgs) -> Result<Exit, CommandError> {
     let start = Instant::now();
     args.check()?;
@@ -96,8 +60,7 @@ pub fn run(args: &GenerateArgs) -> Result<Exit, CommandError> {
     let kernels = Kernels::fastest();
     let layers = args.model.layers.map(|layers| layers as usize);
     let trunk = args.model.trunk.as_deref();
-    let files = ModelFiles::open(&folder, layers, trunk);
-    let mut files = files.map_err(|error| model_error(&error))?;
+    let mut files = ModelFiles::open(&folder, layers, trunk)?;
     files.shape.mla_norm_eps = args.mla_norm_eps;
     say_layers(&files);
     let text = RunText::open(args, &folder, files.config.vocab_size)?;
@@ -128,9 +91,9 @@ fn choose(
     let rows = if args.tf_check { args.model.prefill_chunk as usize } else { 1 };
     let tokenizer = prepared.text.as_ref().map(|text| text.held_bytes);
     let plan = plan(&args.model, &prepared.files, positions, rows, tokenizer)?;
-    eprint_text(&format!("memory plan\n{}", plan.text()));
+    eprint_text(&format!("memory plan\n{}", plan.table().text()));
     let options = EngineOptions {
-        threads: args.threads.map_or_else(default_threads, usize::from),
+        threads: args.threads.count(),
         chunk_tokens: (args.model.prefill_chunk as usize).min(positions.max(1)),
     };
     let mut stream =
@@ -146,15 +109,20 @@ fn choose(
 fn execute(args: &GenerateArgs, prepared: Prepared) -> Result<Exit, CommandError> {
     let (plan, options, stream) = choose(args, &prepared)?;
     let Prepared { kernels, files, identity, saved, text, request, interrupt, .. } = prepared;
-    let streamed = files.engine(kernels, &stream, options);
-    let streamed = streamed.map_err(|error| model_error(&error))?;
+    let streamed = match files.engine(kernels, &stream, options) {
+        Err(ModelError::Engine(EngineError::Interrupted)) => {
+            let error = anyhow::anyhow!("interrupted before the first step: no id was chosen");
+            return Err(CommandError::new(error, Exit::Incomplete));
+        }
+        streamed => streamed?,
+    };
     let said = say_direct(&streamed);
     let mut sequence = EngineSequence::new(Arc::clone(&streamed.engine));
     let positions = request.positions();
     sequence.state.reserve(&files.shape, positions);
     if let Some(saved) = &saved {
         let loaded = saved.load_into(&mut sequence.state);
-        loaded.map_err(|error| state_error(&error))?;
+        loaded?;
     }
     let header = trace_header(&files, &stream, identity);
     let shown = (TextOutput::new(args, text.as_ref()), args.only_stdout());
@@ -196,16 +164,13 @@ fn execute(args: &GenerateArgs, prepared: Prepared) -> Result<Exit, CommandError
         plan,
         provenance: Provenance::since(prepared.start, options.threads, inputs),
     };
-    eprint_text(&report.summary());
+    eprint_text(&report.summary().text());
     deliver(args, &report, saved)
 }
 
 /// Ctrl-C and SIGTERM from here on as a flag.
-///
-/// # Errors
-/// The system refuses.
 pub fn listen() -> Result<Interrupt, CommandError> {
-    Interrupt::listen().map_err(|error| CommandError::new(error, Exit::BadInput))
+    Interrupt::listen().map_err(bad_input)
 }
 
 /// What a run came to.
@@ -243,7 +208,7 @@ fn compute(
             complete: false,
             seconds,
         }),
-        Err(error) => Err(engine_error(&error)),
+        Err(error) => Err(error.into()),
     }
 }
 
@@ -272,15 +237,12 @@ fn deliver(args: &GenerateArgs, report: &RunReport, saved: bool) -> Result<Exit,
         Some(forced) => format!("{} of {}\n", forced.tf_matches, forced.tf_positions),
         None => format!("{}\n", join(&report.generated_ids)),
     };
-    if args.output.format == Format::Json || args.output.out.is_some() {
-        let json = output::OutputArgs { format: Format::Json, out: args.output.out.clone() };
-        if args.output.format == Format::Json {
-            output::deliver(&json, report, &report.text())?;
-        } else {
-            output::write_report(&json, report, &report.text())?;
-        }
+    let document = report.document();
+    let [json, _] = output::write_report(&args.output, report, &document)?;
+    if args.output.format == Format::Json {
+        output::print(&json)?;
     }
-    output::deliver_page(&args.output, || page::plots(report), |plots| page::page(report, plots))?;
+    output::write_page(&args.output, &document)?;
     if !report.complete {
         // Half of the ids asked for are no result: they are in the error line and the report.
         return Err(interrupted(args, report, saved));
@@ -289,8 +251,7 @@ fn deliver(args: &GenerateArgs, report: &RunReport, saved: bool) -> Result<Exit,
         // Text went out as it was made.
         return Ok(Exit::Conforms);
     }
-    let mut stdout = std::io::stdout().lock();
-    output::quiet_pipe(stdout.write_all(line.as_bytes()).and_then(|()| stdout.flush()))?;
+    output::print(&line)?;
     Ok(Exit::Conforms)
 }
 
@@ -326,7 +287,7 @@ fn identity(args: &GenerateArgs, files: &ModelFiles) -> Result<Option<Identity>,
     let bound = args.save_state.is_some() || args.load_state.is_some();
     match files.identity() {
         Ok(identity) => Ok(Some(identity)),
-        Err(error) if bound => Err(model_error(&error)),
+        Err(error) if bound => Err(error.into()),
         Err(_) => Ok(None),
     }
 }
@@ -339,9 +300,9 @@ fn open_state(
     let (Some(path), Some(identity)) = (&args.load_state, identity) else {
         return Ok(None);
     };
-    let saved = SavedState::open(path).map_err(|error| state_error(&error))?;
+    let saved = SavedState::open(path)?;
     let ours = Header::new(identity, args.mla_norm_eps, &files.shape, 0, Vec::new());
-    saved.check(&ours).map_err(|error| state_error(&error))?;
+    saved.check(&ours)?;
     Ok(Some(saved))
 }
 
@@ -357,7 +318,7 @@ fn request(
     let typed = args.ids.as_ref().map(|ids| &ids.0[..]);
     let given = typed.or(prompt.as_deref()).unwrap_or_default();
     if given.is_empty() && saved.is_none() {
-        return Err(usage("the prompt is empty: there is nothing to go on from".to_owned()));
+        return Err(usage("the prompt is empty: there is nothing to go on from"));
     }
     if args.tf_check {
         enough_to_check(given.len())?;
@@ -420,7 +381,7 @@ fn save_state(
     }
     let ids = [&request.ids[..], &computed.generated.ids].concat();
     let header = Header::new(identity, args.mla_norm_eps, &files.shape, position, ids);
-    save(path, &header, &sequence.state).map_err(|error| state_error(&error))?;
+    save(path, &header, &sequence.state)?;
     Ok(true)
 }
 

@@ -6,7 +6,7 @@ use anyhow::Context as _;
 use clap::Args;
 
 use super::model_args::{CheckpointArgs, open_partial, read_config};
-use super::output::{self, CommandError, OutputArgs};
+use super::output::{self, CommandError, OutputArgs, bad_input};
 use k3_checkpoint::ModelShape;
 use k3_core::exit::Exit;
 use k3_core::host::provenance::{Provenance, default_threads};
@@ -42,8 +42,7 @@ pub fn run(args: &InspectArgs) -> Result<Exit, CommandError> {
     let folder = args.checkpoint.folder()?;
     output::check_writable(&args.output)?;
     let config = read_config(&folder)?;
-    let refused = |error| CommandError::new(anyhow::Error::new(error), Exit::BadInput);
-    let shape = ModelShape::derive(&config).map_err(refused)?;
+    let shape = ModelShape::derive(&config)?;
     let checkpoint = open_partial(&folder)?;
     let mut census = census::census(&checkpoint, &shape);
     let mut file_problems = Findings::default();
@@ -55,7 +54,7 @@ pub fn run(args: &InspectArgs) -> Result<Exit, CommandError> {
     for info in checkpoint.tensors() {
         if globs.iter().any(|glob| glob.matches(info.name)) {
             let read = statistics(&checkpoint, &info).with_context(|| info.name.to_owned());
-            tensors.push(read.map_err(|error| CommandError::new(error, Exit::BadInput))?);
+            tensors.push(read.map_err(bad_input)?);
         }
     }
     let nothing_selected = !args.tensor.is_empty() && tensors.is_empty();
@@ -81,6 +80,6 @@ pub fn run(args: &InspectArgs) -> Result<Exit, CommandError> {
         statistics: tensors,
         provenance: Provenance::since(start, default_threads(), vec![folder.display().to_string()]),
     };
-    output::deliver(&args.output, &report, &report.text())?;
+    output::deliver(&args.output, &report, &report.document())?;
     Ok(exit)
 }

@@ -1,6 +1,5 @@
 //! `layers`: engine (or a foreign dump) against the f64 reference, layer by layer.
 
-use std::io::Write as _;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
@@ -11,20 +10,22 @@ use super::choice::choice;
 use super::model_args::{
     model_and_last, model_dir, open_partial, parse_epsilon, parse_range, read_config,
 };
-use super::output::{self, CommandError, Format, OutputArgs};
+use super::output::{self, CommandError, Format, OutputArgs, bad_input, usage};
+use super::threads::ThreadsArgs;
 use k3_checkpoint::{Checkpoint, ModelShape};
 use k3_core::Precision;
 use k3_core::config::{MLA_NORM_EPS, RawConfig};
 use k3_core::exit::Exit;
 use k3_core::host::interrupt::Interrupt;
-use k3_core::host::provenance::{Provenance, default_threads};
+use k3_core::host::provenance::Provenance;
 use k3_engine::kernels::path::KernelPath;
 use k3_engine::kernels::table::Kernels;
 use k3_engine::model::{EngineOptions, Shape};
 use k3_gates::audit::cross_read::differing_fields;
+use k3_gates::fixtures::hex_sha256;
 use k3_gates::glob::Glob;
 use k3_gates::layers::journal;
-use k3_gates::layers::journal::{Header, Journal, JournalError};
+use k3_gates::layers::journal::{Header, Journal};
 use k3_gates::layers::judge::Judge;
 use k3_gates::layers::parts::places;
 use k3_gates::layers::range::LayerRange;
@@ -95,31 +96,17 @@ pub struct LayersArgs {
     /// Epsilon of the two low-rank norms in MLA, on both sides
     #[arg(long, value_name = "X", default_value_t = MLA_NORM_EPS, value_parser = parse_epsilon)]
     mla_norm_eps: f64,
-    /// Worker threads (at most 1024)
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    threads: Option<u16>,
+    #[command(flatten)]
+    threads: ThreadsArgs,
     #[command(flatten)]
     output: OutputArgs,
 }
 
-fn usage(text: String) -> CommandError {
-    CommandError::new(anyhow::anyhow!(text), Exit::Usage)
-}
-
-fn bad_input(error: impl Into<anyhow::Error>) -> CommandError {
-    CommandError::new(error, Exit::BadInput)
-}
-
 /// Runs the command.
-///
-/// # Errors
-///
-/// [`CommandError`] when there can be no verdict.
 pub fn run(args: &LayersArgs) -> Result<Exit, CommandError> {
     let plan = Plan::check(args)?;
     output::check_writable(&args.output)?;
-    let pool =
-        rayon::ThreadPoolBuilder::new().num_threads(plan.threads).build().map_err(bad_input)?;
+    let pool = output::pool(plan.threads)?;
     pool.install(|| execute(args, plan))
 }
 
@@ -168,7 +155,7 @@ impl LayersArgs {
 impl Plan {
     fn check(args: &LayersArgs) -> Result<Self, CommandError> {
         let start = Instant::now();
-        let threads = args.threads.map_or_else(default_threads, usize::from);
+        let threads = args.threads.count();
         let is_chain = args.input == "chain";
         if is_chain == args.ids.is_empty() {
             let text = if is_chain {
@@ -176,12 +163,12 @@ impl Plan {
             } else {
                 "--ids belong to --input chain"
             };
-            return Err(usage(text.to_owned()));
+            return Err(usage(text));
         }
         let is_file = !is_chain && args.input != "synthetic";
         if args.engine_dump.is_some() && (is_file || is_chain) {
             let text = "a judged dump is its own input: --engine-dump stands without --input";
-            return Err(usage(text.to_owned()));
+            return Err(usage(text));
         }
         args.check_drawn(is_chain || is_file || args.engine_dump.is_some())?;
         let (model, range) = model_and_last(&args.places, args.model.as_deref(), "RANGE")?;
@@ -189,15 +176,14 @@ impl Plan {
         let folder = model_dir(model.as_deref())?;
         let config = read_config(&folder)?;
         let layers = range.resolve(config.num_hidden_layers);
-        let layers = layers.map_err(|error| CommandError::new(error, Exit::Usage))?;
+        let layers = layers?;
         let vocabulary = config.vocab_size;
         if let Some(id) = args.ids.iter().find(|id| **id as usize >= vocabulary) {
             return Err(usage(format!("--ids: {id} is not below the vocabulary of {vocabulary}")));
         }
-        let shape = ModelShape::derive(&config).map_err(bad_input)?;
+        let shape = ModelShape::derive(&config)?;
         let reference_config =
-            k3_reference::read_config(args.reference_model.as_deref().unwrap_or(&folder))
-                .map_err(bad_input)?;
+            k3_reference::read_config(args.reference_model.as_deref().unwrap_or(&folder))?;
         if let Some(field) = differing_fields(&config, &reference_config).into_iter().next() {
             return Err(bad_input(anyhow::anyhow!("config.json: {field}")));
         }
@@ -210,7 +196,7 @@ impl Plan {
             (None, true) => Some(PathBuf::from(&args.input)),
             (None, false) => None,
         };
-        let dump = path.as_deref().map(DumpSubject::read).transpose().map_err(bad_input)?;
+        let dump = path.as_deref().map(DumpSubject::read).transpose()?;
         let dump_digest = path.as_deref().map(digest).transpose()?;
         let calls = calls(args, dump.as_ref(), is_chain)?;
         Ok(Self {
@@ -276,11 +262,9 @@ impl Plan {
 }
 
 fn digest(path: &Path) -> Result<String, CommandError> {
-    use sha2::{Digest as _, Sha256};
     let bytes = std::fs::read(path)
         .map_err(|error| bad_input(anyhow::anyhow!("{}: {error}", path.display())))?;
-    let digest = Sha256::digest(&bytes);
-    Ok(digest.iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(hex_sha256(&bytes))
 }
 
 /// Tokens of each call.
@@ -297,7 +281,7 @@ fn calls(
     };
     if rows == 0 {
         let error = anyhow::anyhow!("the dump holds no token");
-        return Err(CommandError::new(error, Exit::BadInput));
+        return Err(bad_input(error));
     }
     let prefill = rows.saturating_sub(singles).max(1);
     let mut calls = vec![prefill];
@@ -309,17 +293,17 @@ fn execute(args: &LayersArgs, mut plan: Plan) -> Result<Exit, CommandError> {
     let mut question = plan.question(args);
     let with_model = plan.whole_model;
     let own = sources(&plan.checkpoint, &plan.shape, &plan.selected, with_model);
-    let own = own.map_err(bad_input)?;
+    let own = own?;
     let other = match &args.reference_model {
         None => None,
         Some(folder) => {
             let copy = open_partial(&model_dir(Some(folder))?)?;
             let other = sources(&copy, &plan.shape, &plan.selected, with_model);
-            Some(other.map_err(bad_input)?)
+            Some(other?)
         }
     };
-    let recorded = Recorded::of(&question, &own)
-        .map_err(|error| CommandError::new(anyhow::anyhow!(error), Exit::BadInput))?;
+    let recorded =
+        Recorded::of(&question, &own).map_err(|error| bad_input(anyhow::anyhow!(error)))?;
     question.ratchet = recorded.as_ref().map(|recorded| recorded.name.clone());
     let header = Header { question, sources: own, reference_sources: other, part: args.part };
     let (mut journal, done) = open_journal(args, &header)?;
@@ -332,7 +316,7 @@ fn execute(args: &LayersArgs, mut plan: Plan) -> Result<Exit, CommandError> {
     let mut live = Live::new(args.output.format);
     report.kernels = run.kernels();
     run.again().clone_into(&mut report.provenance.again);
-    live.print(&report.head())?;
+    live.print(&format!("{}\n{}\n", report.head().text(), LayersReport::table().head()))?;
     let parts = [plan.whole_model, plan.dump_digest.is_none()];
     let all = steps(&plan.selected, plan.shape.layers.len(), parts);
     let mut failure = None;
@@ -405,7 +389,7 @@ fn prepare<'p>(
     (dump, arithmetic): (Option<DumpSubject>, Arithmetic),
 ) -> Result<Run<'p>, CommandError> {
     let reference = args.reference_model.as_deref().unwrap_or(&plan.folder);
-    let reader = Arc::new(Reader::open(reference).map_err(bad_input)?);
+    let reader = Arc::new(Reader::open(reference)?);
     let rows = plan.calls.iter().sum();
     let (subject, input) = match (dump, args.engine_dump.is_some()) {
         (Some(dump), true) => {
@@ -419,10 +403,10 @@ fn prepare<'p>(
                 chunk_tokens: plan.calls.iter().copied().max().unwrap_or(1),
             };
             let checkpoint = Arc::clone(&plan.checkpoint);
-            let mut shape = Shape::derive(&plan.config).map_err(bad_input)?;
+            let mut shape = Shape::derive(&plan.config)?;
             shape.mla_norm_eps = args.mla_norm_eps;
-            let engine = EngineSubject::new(Kernels::fastest(), shape, checkpoint, options);
-            let engine = Subject::Engine(Box::new(engine.map_err(bad_input)?));
+            let engine = EngineSubject::new(Kernels::fastest(), shape, checkpoint, options)?;
+            let engine = Subject::Engine(Box::new(engine));
             let input = match (dump, args.ids.is_empty()) {
                 (Some(dump), _) => Input::Dump(dump),
                 (None, false) => Input::Chain { ids: args.ids.clone(), chain: Chain::default() },
@@ -455,10 +439,10 @@ fn open_journal(
         return Ok((None, Vec::new()));
     };
     if args.resume && folder.join(journal::JOURNAL).exists() {
-        let (journal, done) = Journal::resume(folder, header).map_err(journal_error)?;
+        let (journal, done) = Journal::resume(folder, header)?;
         return Ok((Some(journal), done));
     }
-    let journal = Journal::begin(folder, header).map_err(journal_error)?;
+    let journal = Journal::begin(folder, header)?;
     Ok((Some(journal), Vec::new()))
 }
 
@@ -466,18 +450,10 @@ fn open_journal(
 fn resume_chain(args: &LayersArgs, input: &mut Input) -> Result<(), CommandError> {
     if let (Input::Chain { chain, .. }, Some(folder), true) = (input, &args.output.out, args.resume)
     {
-        let found = journal::read_chain(folder).map_err(journal_error)?;
+        let found = journal::read_chain(folder)?;
         *chain = found.unwrap_or_default();
     }
     Ok(())
-}
-
-fn journal_error(error: JournalError) -> CommandError {
-    let exit = match &error {
-        JournalError::OtherRun { .. } => Exit::Usage,
-        _ => Exit::BadInput,
-    };
-    CommandError::new(error, exit).hint("another --out, or the same command without --resume")
 }
 
 /// The chain first: a row in the journal has its chain beside it.
@@ -492,9 +468,9 @@ fn keep(
         return Ok(());
     };
     if let (Input::Chain { chain, .. }, Step::Layer(_)) = (input, step) {
-        journal::write_chain(folder, chain).map_err(journal_error)?;
+        journal::write_chain(folder, chain)?;
     }
-    journal.add(row, seconds).map_err(journal_error)
+    Ok(journal.add(row, seconds)?)
 }
 
 /// Text goes out while the run goes on.
@@ -512,13 +488,11 @@ impl Live {
         if !self.is_text {
             return Ok(());
         }
-        let mut stdout = std::io::stdout().lock();
-        let written = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
-        output::quiet_pipe(written)
+        output::print(text)
     }
 
     fn row(&mut self, row: &LayerRow) -> Result<(), CommandError> {
-        self.print(&format!("{}\n", LayersReport::line(row)))
+        self.print(&LayersReport::table().lines_of(&LayersReport::row(row)))
     }
 }
 
@@ -528,20 +502,11 @@ fn finish(
     live: &mut Live,
     failure: Option<RunError>,
 ) -> Result<Exit, CommandError> {
-    live.print(&report.tail())?;
+    live.print(&format!("\n{}", report.tail().text()))?;
     deliver(&args.output, report, live.is_text)?;
     match failure {
-        None => Ok(exit_of(report)),
-        Some(error) => Err(bad_input(error).hint("k3-verify check looks for damage")),
-    }
-}
-
-/// The exit code of a report.
-pub(super) fn exit_of(report: &LayersReport) -> Exit {
-    match report.exit_code {
-        0 => Exit::Conforms,
-        1 => Exit::Disagrees,
-        _ => Exit::Incomplete,
+        None => Ok(report.exit()),
+        Some(error) => Err(error.into()),
     }
 }
 
@@ -551,23 +516,10 @@ pub(super) fn deliver(
     report: &LayersReport,
     is_printed: bool,
 ) -> Result<(), CommandError> {
-    let text = report.text();
-    let encoded = k3_render::json::to_text(report).map_err(bad_input)?;
     if !is_printed {
-        let shown = match args.format {
-            Format::Text => &text,
-            Format::Json => &encoded,
-        };
-        let mut stdout = std::io::stdout().lock();
-        let written = stdout.write_all(shown.as_bytes()).and_then(|()| stdout.flush());
-        output::quiet_pipe(written)?;
+        return output::deliver(args, report, &report.document());
     }
-    let Some(folder) = &args.out else {
-        return Ok(());
-    };
-    output::write_whole(&folder.join("report.json"), encoded.as_bytes())?;
-    output::write_whole(&folder.join("report.txt"), text.as_bytes())?;
-    let heat = report.heat_map().map_err(bad_input)?;
-    output::write_whole(&folder.join("layers.svg"), heat.as_bytes())?;
-    output::write_whole(&folder.join("report.html"), report.page(&heat).as_bytes())
+    let document = report.document();
+    output::write_report(args, report, &document)?;
+    output::write_page(args, &document)
 }

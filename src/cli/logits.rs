@@ -1,6 +1,5 @@
 //! `logits A B`: two logit files of anyone, compared.
 
-use std::fmt::Write as _;
 use std::path::PathBuf;
 use std::time::Instant;
 
@@ -8,11 +7,12 @@ use clap::Args;
 use serde::Serialize;
 
 use super::basis::BasisArgs;
-use super::output::{self, CommandError, OutputArgs};
+use super::output::{self, CommandError, OutputArgs, bad_input};
 use k3_core::Precision;
 use k3_core::exit::Exit;
 use k3_core::host::provenance::{Provenance, default_threads};
 use k3_gates::compare::{LogitComparison, LogitFile, compare_logits, id_list};
+use k3_render::{Document, Table, left};
 
 /// What was typed.
 #[derive(Debug, Args)]
@@ -71,21 +71,10 @@ impl Side {
 }
 
 /// Runs the command.
-///
-/// # Errors
-///
-/// [`CommandError`] when a file cannot be used or the two were made from different ids.
 pub fn run(args: &LogitsArgs) -> Result<Exit, CommandError> {
     let start = Instant::now();
     output::check_writable(&args.output)?;
-    let read = |path: &PathBuf| {
-        LogitFile::read(path).map_err(|error| {
-            CommandError::new(error, Exit::BadInput).hint(
-                "a logit file is raw little-endian f32, JSON with logits_bits, or safetensors",
-            )
-        })
-    };
-    let (a, b) = (read(&args.a)?, read(&args.b)?);
+    let (a, b) = (LogitFile::read(&args.a)?, LogitFile::read(&args.b)?);
     let vocabulary = vocabulary(args, &a, &b)?;
     let rows = b.values.len() / vocabulary;
     if let Some(difference) = a.differs_in_ids(&b, rows) {
@@ -96,13 +85,13 @@ pub fn run(args: &LogitsArgs) -> Result<Exit, CommandError> {
     let exact = b.stored == Precision::F64;
     let ids = a.prompt_ids.as_deref().or(b.prompt_ids.as_deref());
     let basis = args.basis.decide(exact, &b.header, a.stored, ids)?;
-    let budget = basis.budget("logits", &b.values);
-    let comparison = compare_logits(&a.values, &b.values, vocabulary, &budget);
+    let tolerance = basis.tolerance("logits", &b.values);
+    let comparison = compare_logits(&a.values, &b.values, vocabulary, &tolerance);
     let exit = if comparison.passed { Exit::Conforms } else { Exit::Disagrees };
     let inputs = [&args.a, &args.b].map(|path| path.display().to_string());
     let report = LogitReport {
         schema: "k3-verify/logits/1",
-        verdict: verdict(exit),
+        verdict: exit.verdict(),
         exit_code: exit.code(),
         basis: basis.describe(),
         basis_assumed: basis.assumed(),
@@ -112,18 +101,8 @@ pub fn run(args: &LogitsArgs) -> Result<Exit, CommandError> {
         comparison,
         provenance: Provenance::since(start, default_threads(), inputs.to_vec()),
     };
-    let text = text(&report, args);
-    output::deliver(&args.output, &report, &text)?;
+    output::deliver(&args.output, &report, &document(&report, args))?;
     Ok(exit)
-}
-
-/// The verdict in words.
-pub fn verdict(exit: Exit) -> &'static str {
-    match exit {
-        Exit::Conforms => "CONFORMS",
-        Exit::Disagrees => "DOES NOT CONFORM",
-        _ => "INCOMPLETE",
-    }
 }
 
 /// The size of a row: what a file says, what was typed, or else one row.
@@ -144,8 +123,7 @@ fn vocabulary(args: &LogitsArgs, a: &LogitFile, b: &LogitFile) -> Result<usize, 
             "{}: expected whole rows of {size} logits, got {count} logits",
             b.path.display()
         );
-        return Err(CommandError::new(error, Exit::BadInput)
-            .hint("--vocabulary says how many logits a row has"));
+        return Err(bad_input(error).hint("--vocabulary says how many logits a row has"));
     }
     Ok(size)
 }
@@ -162,80 +140,75 @@ fn scientific(value: f64) -> String {
     }
 }
 
-fn text(report: &LogitReport, args: &LogitsArgs) -> String {
-    let mut text = String::new();
-    // Writing to a String cannot fail.
-    let _ = write_text(&mut text, report, args);
-    text
-}
-
-fn write_text(text: &mut String, report: &LogitReport, args: &LogitsArgs) -> std::fmt::Result {
+fn document(report: &LogitReport, args: &LogitsArgs) -> Document {
     let comparison = &report.comparison;
     let record = &comparison.record;
-    writeln!(text, "k3-verify logits: A against B")?;
-    writeln!(text, "{}", report.a.line('A', &args.a))?;
-    writeln!(text, "{}", report.b.line('B', &args.b))?;
-    writeln!(text, "basis: {}\n", report.basis)?;
+    let mut document = Document::new("k3-verify logits: A against B");
+    document.line(report.a.line('A', &args.a));
+    document.line(report.b.line('B', &args.b));
+    document.line(format!("basis: {}", report.basis));
     if let Some(problem) = &record.problem {
-        writeln!(text, "not comparable: {problem}")?;
-        return writeln!(text, "\nVERDICT: {}", report.verdict);
+        document.gap();
+        document.line(format!("not comparable: {problem}"));
+    } else {
+        document.table(numbers(comparison, report.vocabulary));
     }
-    write_rows(text, comparison, report.vocabulary)?;
-    if let Some(worst) = &record.max_abs {
-        writeln!(
-            text,
-            "max diff            {} at row {}, id {} ({} against {})",
-            scientific(worst.difference),
-            worst.index[0],
-            worst.index[1],
-            worst.got,
-            worst.expected
-        )?;
-    }
-    writeln!(text, "relative to max|ref| {}", scientific(comparison.relative_to_largest))?;
-    writeln!(text, "mean diff           {}", scientific(record.mean_abs))?;
-    writeln!(text, "p50, p99.9 diff     {:.3e}, {:.3e}", record.p50_abs, record.p99_9_abs)?;
-    if let Some(worst) = &record.max_rel {
-        writeln!(text, "max relative diff   {:.3e} at {:?}", worst.difference, worst.index)?;
-    }
-    writeln!(text, "max ULP (f32)       {}", record.max_ulp_f32)?;
-    if let Some(cosine) = record.cosine {
-        writeln!(text, "cosine              {cosine:.12}")?;
-    }
-    let ratio = record.ratio.map_or(String::new(), |ratio| format!(", ratio {ratio:.3e}"));
-    writeln!(
-        text,
-        "budget              {}, required {:.3e}{ratio}, {} of {} beyond",
-        record.budget, record.required, record.mismatches, record.count
-    )?;
-    writeln!(text, "\nVERDICT: {}", report.verdict)
+    document.gap();
+    document.line(format!("VERDICT: {}", report.verdict));
+    document
 }
 
-fn write_rows(
-    text: &mut String,
-    comparison: &LogitComparison,
-    vocabulary: usize,
-) -> std::fmt::Result {
+/// What was found, a number a row.
+fn numbers(comparison: &LogitComparison, vocabulary: usize) -> Table {
+    let record = &comparison.record;
+    let mut table = Table::new([left("", 0), left("", 0)]);
+    agreement(&mut table, comparison, vocabulary);
+    let mut row = |what: &str, value: String| table.row([what, &value]);
+    if let Some(worst) = &record.max_abs {
+        let difference = scientific(worst.difference);
+        let (at, id) = (worst.index[0], worst.index[1]);
+        let values = format!("({} against {})", worst.got, worst.expected);
+        row("max diff", format!("{difference} at row {at}, id {id} {values}"));
+    }
+    row("relative to max|ref|", scientific(comparison.relative_to_largest));
+    row("mean diff", scientific(record.mean_abs));
+    row("p50, p99.9 diff", format!("{:.3e}, {:.3e}", record.p50_abs, record.p99_9_abs));
+    if let Some(worst) = &record.max_rel {
+        row("max relative diff", format!("{:.3e} at {:?}", worst.difference, worst.index));
+    }
+    row("max ULP (f32)", record.max_ulp_f32.to_string());
+    if let Some(cosine) = record.cosine {
+        row("cosine", format!("{cosine:.12}"));
+    }
+    let ratio = record.ratio.map_or(String::new(), |ratio| format!(", ratio {ratio:.3e}"));
+    let beyond = format!("{} of {} beyond", record.mismatches, record.count);
+    let allowed =
+        format!("{}, required {:.3e}{ratio}, {beyond}", record.tolerance, record.required);
+    row("tolerance", allowed);
+    table
+}
+
+/// How far the rows agree in what they rate highest.
+fn agreement(table: &mut Table, comparison: &LogitComparison, vocabulary: usize) {
     let rows = &comparison.rows;
     match rows.as_slice() {
-        [row] if row.argmax_got == row.argmax_expected => writeln!(
-            text,
-            "argmax              {} both ({:.6} / {:.6})",
-            row.argmax_got, row.top_got, row.top_expected
-        )?,
+        [row] if row.argmax_got == row.argmax_expected => {
+            let (id, got, expected) = (row.argmax_got, row.top_got, row.top_expected);
+            table.row(["argmax", &format!("{id} both ({got:.6} / {expected:.6})")]);
+        }
         _ => {
             let same = comparison.same_argmax();
-            writeln!(text, "argmax              {same} of {} rows", rows.len())?;
+            table.row(["argmax", &format!("{same} of {} rows", rows.len())]);
             for row in rows.iter().filter(|row| row.argmax_got != row.argmax_expected) {
-                writeln!(
-                    text,
-                    "                    row {}: {} against {}, rated {:.3e} lower: {}",
+                let what = format!(
+                    "row {}: {} against {}, rated {:.3e} lower: {}",
                     row.row,
                     row.argmax_got,
                     row.argmax_expected,
                     row.gap,
                     if row.near_tie { "a near tie" } else { "NOT a near tie" }
-                )?;
+                );
+                table.row(["", &what]);
             }
         }
     }
@@ -245,10 +218,13 @@ fn write_rows(
     let of = rows.first().map_or(0, |row| row.overlap_of);
     let overlap = rows.iter().map(|row| row.overlap).min().unwrap_or(0);
     let which = if rows.len() > 1 { ", least of all rows" } else { "" };
-    writeln!(text, "top-{of} overlap      {overlap}/{of}{which}")?;
-    writeln!(text, "rank correlation    {:.9}{which}", least(|row| row.rank_correlation))?;
-    writeln!(text, "correlation         {:.12}{which}", least(|row| row.correlation))?;
+    let correlation = format!("{:.12}{which}", least(|row| row.correlation));
+    let of_ranks = format!("{:.9}{which}", least(|row| row.rank_correlation));
+    table.row([format!("top-{of} overlap"), format!("{overlap}/{of}{which}")]);
+    table.row(["rank correlation", &of_ranks]);
+    table.row(["correlation", &correlation]);
     let most = rows.iter().map(|row| row.kl_divergence).fold(0.0, f64::max);
     let which = if rows.len() > 1 { ", largest of all rows" } else { "" };
-    writeln!(text, "KL divergence       {most:.3e} nats over {vocabulary} ids{which}")
+    let divergence = format!("{most:.3e} nats over {vocabulary} ids{which}");
+    table.row(["KL divergence", &divergence]);
 }

@@ -4,10 +4,10 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use super::layers::{deliver, exit_of};
-use super::output::{self, CommandError, OutputArgs};
+use super::layers::deliver;
+use super::output::{self, CommandError, OutputArgs, bad_input};
 use k3_core::exit::Exit;
-use k3_gates::layers::parts::{MergeError, merge};
+use k3_gates::layers::parts::merge;
 use k3_gates::report::layers::{LayersReport, SCHEMA};
 
 /// Joins the reports of all parts of one `layers --part i/N` run.
@@ -24,26 +24,19 @@ pub struct MergeArgs {
 }
 
 /// Runs the command.
-///
-/// # Errors
-///
-/// A report that cannot be read, or parts that do not make up one whole.
 pub fn run(args: &MergeArgs) -> Result<Exit, CommandError> {
     output::check_writable(&args.output)?;
     let parts: Result<Vec<_>, _> = args.parts.iter().map(|part| read(part)).collect();
-    let report = merge(parts?).map_err(|error: MergeError| {
-        let exit = if error.is_gap() { Exit::Incomplete } else { Exit::BadInput };
-        CommandError::new(error, exit).hint("all parts 1/N to N/N of one run, each once")
-    })?;
+    let report = merge(parts?)?;
     deliver(&args.output, &report, false)?;
-    Ok(exit_of(&report))
+    Ok(report.exit())
 }
 
 fn read(path: &Path) -> Result<(String, LayersReport), CommandError> {
     let file = if path.is_dir() { path.join("report.json") } else { path.to_owned() };
     let name = file.display().to_string();
     let refused = |what: String| {
-        CommandError::new(anyhow::anyhow!("{name}: {what}"), Exit::BadInput)
+        bad_input(anyhow::anyhow!("{name}: {what}"))
             .hint("a part is the report.json that layers --part i/N --out DIR writes")
     };
     let bytes = std::fs::read(&file).map_err(|error| refused(error.to_string()))?;

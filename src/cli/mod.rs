@@ -25,6 +25,7 @@ mod simcache;
 mod sizes;
 mod synth;
 mod text_input;
+mod threads;
 mod tokenize;
 
 use std::io::Write as _;
@@ -63,9 +64,9 @@ enum Command {
     Evidence(evidence::EvidenceArgs),
     /// Write the shipped fixtures and the tiny oracle to disk
     Export(export::ExportArgs),
-    /// Generate text or ids under a memory budget, from the shards or a packed trunk
+    /// Generate text or ids within a memory limit, from the shards or a packed trunk
     Generate(Box<generate::GenerateArgs>),
-    /// Run `generate` under several memory limits and write the ladder
+    /// Run `generate` under several memory limits
     Bench(bench::BenchArgs),
     /// Pack the trunk (every layer's tensors but the experts) for streaming
     Pack(pack::PackArgs),

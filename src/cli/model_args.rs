@@ -5,10 +5,9 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use super::output::CommandError;
+use super::output::{self, CommandError, bad_input};
 use k3_checkpoint::Checkpoint;
-use k3_core::config::{MLA_NORM_EPS, RawConfig};
-use k3_core::exit::Exit;
+use k3_core::config::RawConfig;
 use k3_gates::layers::range::LayerRange;
 
 /// Token ids as typed: decimal numbers with commas between them and nothing else, so that no
@@ -17,19 +16,11 @@ use k3_gates::layers::range::LayerRange;
 pub struct Ids(pub Vec<u32>);
 
 /// Reads `1,2,3`.
-///
-/// # Errors
-///
-/// The part that is no id.
 pub fn parse_ids(text: &str) -> Result<Ids, String> {
     super::sizes::parse_ids(text).map(Ids)
 }
 
 /// A positive, finite number.
-///
-/// # Errors
-///
-/// Anything else.
 pub fn parse_epsilon(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if value.is_finite() && value > 0.0 => Ok(value),
@@ -39,7 +30,7 @@ pub fn parse_epsilon(text: &str) -> Result<f64, String> {
 
 /// A usage error in one line with a hint.
 pub fn usage(message: impl std::fmt::Display, hint: &str) -> CommandError {
-    CommandError::new(anyhow::anyhow!("{message}"), Exit::Usage).hint(hint)
+    output::usage(message).hint(hint)
 }
 
 /// The folder that `K3_MODEL` names; an empty value names none.
@@ -85,15 +76,11 @@ pub fn given_twice() -> CommandError {
 ///
 /// What is not of the form `0..92`, `7`, `0,3,91..92` or `all` (2).
 pub fn parse_range(text: &Path) -> Result<LayerRange, CommandError> {
-    text.to_string_lossy().parse().map_err(|error| CommandError::new(error, Exit::Usage))
+    Ok(text.to_string_lossy().parse::<LayerRange>()?)
 }
 
 /// The checkpoint, if one is named, and the argument after it, out of `[MODEL] LAST`, `--model`
 /// and `K3_MODEL`; `last` is what the other argument is called.
-///
-/// # Errors
-///
-/// A checkpoint named twice.
 pub fn model_and_last(
     places: &[PathBuf],
     flag: Option<&Path>,
@@ -108,10 +95,6 @@ pub fn model_and_last(
 }
 
 /// The same where there must be a checkpoint and an output follows it.
-///
-/// # Errors
-///
-/// A checkpoint named twice or not at all.
 pub fn model_and_out(
     places: &[PathBuf],
     flag: Option<&Path>,
@@ -130,10 +113,7 @@ pub fn model_and_out(
 /// # Errors
 /// It cannot be read, or is refused (3).
 pub fn read_config(folder: &Path) -> Result<RawConfig, CommandError> {
-    k3_checkpoint::config::read(&folder.join("config.json")).map_err(|error| {
-        CommandError::new(error, Exit::BadInput)
-            .hint("the config of another model, or of a copy without its config, is not guessed at")
-    })
+    Ok(k3_checkpoint::config::read(&folder.join("config.json"))?)
 }
 
 /// The folder, which has to be one.
@@ -142,17 +122,15 @@ pub fn read_config(folder: &Path) -> Result<RawConfig, CommandError> {
 /// No folder given (2); none there (3).
 pub fn model_dir(given: Option<&Path>) -> Result<PathBuf, CommandError> {
     let Some(folder) = named_model(given) else {
-        let error = anyhow::anyhow!("no checkpoint folder was given");
-        return Err(CommandError::new(error, Exit::Usage)
-            .hint("name the folder that holds config.json, or set K3_MODEL"));
+        let hint = "name the folder that holds config.json, or set K3_MODEL";
+        return Err(usage("no checkpoint folder was given", hint));
     };
     if folder.is_dir() {
         return Ok(folder);
     }
     let what = if folder.exists() { "not a folder" } else { "no such folder" };
     let error = anyhow::anyhow!("{}: {what}", folder.display());
-    Err(CommandError::new(error, Exit::BadInput)
-        .hint("a checkpoint is a folder with config.json and *.safetensors"))
+    Err(bad_input(error).hint("a checkpoint is a folder with config.json and *.safetensors"))
 }
 
 /// What there is of a checkpoint.
@@ -160,17 +138,10 @@ pub fn model_dir(given: Option<&Path>) -> Result<PathBuf, CommandError> {
 /// # Errors
 /// It cannot be opened (3).
 pub fn open_partial(folder: &Path) -> Result<Checkpoint, CommandError> {
-    Checkpoint::open_partial(folder).map_err(|error| {
-        CommandError::new(error, Exit::BadInput)
-            .hint("k3-verify check looks at every file by itself")
-    })
+    Ok(Checkpoint::open_partial(folder)?)
 }
 
 /// Refuses ids outside the vocabulary.
-///
-/// # Errors
-///
-/// The first such id.
 pub fn check_ids(ids: &[u32], config: &RawConfig) -> Result<(), CommandError> {
     match ids.iter().find(|id| **id as usize >= config.vocab_size) {
         None => Ok(()),
@@ -182,10 +153,6 @@ pub fn check_ids(ids: &[u32], config: &RawConfig) -> Result<(), CommandError> {
 }
 
 /// Refuses a file that cannot be written before any long work.
-///
-/// # Errors
-///
-/// The folder it would lie in is missing or not writable, or it is a folder itself.
 pub fn check_target(out: &Path) -> Result<(), CommandError> {
     if out.is_dir() {
         let message = format!("{}: expected a file to write, got a folder", out.display());
@@ -197,16 +164,6 @@ pub fn check_target(out: &Path) -> Result<(), CommandError> {
     };
     tempfile::tempfile_in(folder).map(|_| ()).map_err(|error| {
         let error = anyhow::anyhow!("{}: cannot write: {error}", out.display());
-        CommandError::new(error, Exit::BadInput).hint("its folder must be there and writable")
+        bad_input(error).hint("its folder must be there and writable")
     })
-}
-
-/// How a report states the epsilon of the MLA low-rank norms.
-pub fn epsilon_line(eps: f64) -> String {
-    let note = if eps == MLA_NORM_EPS {
-        "the released value".to_owned()
-    } else {
-        format!("OVERRIDDEN, released {MLA_NORM_EPS:e}")
-    };
-    format!("epsilon of the MLA low-rank norms: {eps:e} ({note})")
 }

@@ -1,15 +1,17 @@
 //! What every command shares: output options, error lines, files written whole or not at all.
 
+use std::fmt::Display;
 use std::fs;
 use std::io::{self, Write as _};
-use std::os::unix::fs::PermissionsExt as _;
 use std::path::{Path, PathBuf};
 
 use clap::ValueEnum;
 use indicatif::{ProgressBar, ProgressStyle};
+use rayon::{ThreadPool, ThreadPoolBuilder};
 
-use k3_core::exit::Exit;
-use k3_render::svg::PlotError;
+use k3_core::exit::{Exit, Exits};
+use k3_core::host::files::replace_file;
+use k3_render::{Document, json};
 
 /// The form of the report on stdout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -58,12 +60,41 @@ impl CommandError {
         Self { error: error.into(), hint: None, exit }
     }
 
+    /// The same, naming the file it is about.
+    #[must_use]
+    pub fn at(mut self, path: &Path) -> Self {
+        self.error = self.error.context(path.display().to_string());
+        self
+    }
+
     /// The same with a hint line.
     #[must_use]
     pub fn hint(mut self, hint: impl Into<String>) -> Self {
         self.hint = Some(hint.into());
         self
     }
+}
+
+impl<E: Exits> From<E> for CommandError {
+    fn from(error: E) -> Self {
+        let (exit, hint) = (error.exit(), error.hint().map(str::to_owned));
+        Self { error: error.into(), hint, exit }
+    }
+}
+
+/// A bad argument.
+pub fn usage(message: impl Display) -> CommandError {
+    CommandError::new(anyhow::anyhow!("{message}"), Exit::Usage)
+}
+
+/// An input that is missing, unreadable or corrupt, or a system that refuses.
+pub fn bad_input(error: impl Into<anyhow::Error>) -> CommandError {
+    CommandError::new(error, Exit::BadInput)
+}
+
+/// So many worker threads; 0 for one per processor.
+pub fn pool(threads: usize) -> Result<ThreadPool, CommandError> {
+    ThreadPoolBuilder::new().num_threads(threads).build().map_err(bad_input)
 }
 
 /// Writes the error to stderr and returns its exit code.
@@ -92,85 +123,66 @@ fn in_one_line(error: &anyhow::Error) -> String {
 }
 
 /// A reader that closed the pipe has seen enough; any other failure to write is an error.
-///
-/// # Errors
-///
-/// Any failure but a closed pipe.
 pub fn quiet_pipe(result: io::Result<()>) -> Result<(), CommandError> {
     match result {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
             let error = anyhow::anyhow!("stdout: {error}");
-            Err(CommandError::new(error, Exit::BadInput))
+            Err(bad_input(error))
         }
         _ => Ok(()),
     }
 }
 
-/// Prints a report in the chosen form and writes it to `--out`.
-///
-/// # Errors
-///
-/// When a file or stdout cannot be written.
+/// Prints a report in the chosen form and writes it to `--out`. A plot that cannot be drawn is an
+/// error after the numbers are out.
 pub fn deliver(
     args: &OutputArgs,
     json: &impl serde::Serialize,
-    text: &str,
+    document: &Document,
 ) -> Result<(), CommandError> {
-    let encoded = write_report(args, json, text)?;
-    let shown = match args.format {
-        Format::Text => text,
-        Format::Json => &encoded,
-    };
+    let [json, text] = write_report(args, json, document)?;
+    print(match args.format {
+        Format::Text => &text,
+        Format::Json => &json,
+    })?;
+    write_page(args, document)
+}
+
+/// Prints to stdout; a closed pipe is quiet.
+pub fn print(text: &str) -> Result<(), CommandError> {
     let mut stdout = io::stdout().lock();
-    quiet_pipe(stdout.write_all(shown.as_bytes()).and_then(|()| stdout.flush()))
+    quiet_pipe(stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush()))
 }
 
-/// Writes plots and page beside the reports that [`deliver`] wrote; nothing without `--out`.
-///
-/// # Errors
-///
-/// When a plot cannot be drawn or a file cannot be written.
-pub fn deliver_page(
-    args: &OutputArgs,
-    plots: impl FnOnce() -> Result<Vec<(String, String)>, PlotError>,
-    page: impl FnOnce(&[(String, String)]) -> String,
-) -> Result<(), CommandError> {
-    let Some(folder) = &args.out else {
-        return Ok(());
-    };
-    let drawn = plots().map_err(|error| CommandError::new(error, Exit::BadInput))?;
-    for (name, svg) in &drawn {
-        write_whole(&folder.join(format!("{name}.svg")), svg.as_bytes())?;
-    }
-    write_whole(&folder.join("report.html"), page(&drawn).as_bytes())
-}
-
-/// Writes a report to `--out`, if it is given, and returns its JSON.
-///
-/// # Errors
-///
-/// When a file cannot be written.
+/// Writes a report's JSON and text to `--out`, if it is given, and returns both.
 pub fn write_report(
     args: &OutputArgs,
     json: &impl serde::Serialize,
-    text: &str,
-) -> Result<String, CommandError> {
-    let mut encoded = serde_json::to_string_pretty(json)
-        .map_err(|error| CommandError::new(error, Exit::BadInput))?;
-    encoded.push('\n');
+    document: &Document,
+) -> Result<[String; 2], CommandError> {
+    let json = json::to_text(json).map_err(bad_input)?;
+    let text = document.text();
     if let Some(folder) = &args.out {
         fs::create_dir_all(folder).map_err(|error| unwritable(folder, &error))?;
-        write_whole(&folder.join("report.json"), encoded.as_bytes())?;
+        write_whole(&folder.join("report.json"), json.as_bytes())?;
         write_whole(&folder.join("report.txt"), text.as_bytes())?;
     }
-    Ok(encoded)
+    Ok([json, text])
+}
+
+/// Writes a report's plots and page to `--out`, if it is given.
+pub fn write_page(args: &OutputArgs, document: &Document) -> Result<(), CommandError> {
+    let Some(folder) = &args.out else {
+        return Ok(());
+    };
+    let figures = document.figures().map_err(bad_input)?;
+    for (name, svg) in &figures {
+        write_whole(&folder.join(format!("{name}.svg")), svg.as_bytes())?;
+    }
+    write_whole(&folder.join("report.html"), document.page(&figures).as_bytes())
 }
 
 /// Refuses a folder that cannot be written before any long work.
-///
-/// # Errors
-///
-/// When the folder cannot be made or written.
 pub fn check_writable(args: &OutputArgs) -> Result<(), CommandError> {
     let Some(folder) = &args.out else {
         return Ok(());
@@ -180,28 +192,14 @@ pub fn check_writable(args: &OutputArgs) -> Result<(), CommandError> {
         .map_err(|error| unwritable(folder, &error))
 }
 
-/// Writes under a temporary name in the same folder, then renames.
-///
-/// # Errors
-///
-/// When the file cannot be written; then no file of that name is left half-written.
+/// Writes a file whole or not at all.
 pub fn write_whole(path: &Path, bytes: &[u8]) -> Result<(), CommandError> {
-    let folder = path.parent().unwrap_or(Path::new("."));
-    let write = || -> io::Result<()> {
-        // As an ordinary new file: readable by whom the umask allows, not by the owner alone.
-        let ordinary = fs::Permissions::from_mode(0o666);
-        let mut file = tempfile::Builder::new().permissions(ordinary).tempfile_in(folder)?;
-        // The file itself: its wrapper would put the temporary name into every error.
-        file.as_file_mut().write_all(bytes)?;
-        file.as_file().sync_all()?;
-        file.persist(path).map_err(|error| error.error)?;
-        Ok(())
-    };
-    write().map_err(|error| unwritable(path, &error))
+    replace_file(path, bytes).map_err(|error| unwritable(path, &error))
 }
 
-fn unwritable(path: &Path, error: &io::Error) -> CommandError {
-    CommandError::new(anyhow::anyhow!("{}: cannot write: {error}", path.display()), Exit::BadInput)
+/// A path that cannot be written.
+pub fn unwritable(path: &Path, error: &io::Error) -> CommandError {
+    bad_input(anyhow::anyhow!("{}: cannot write: {error}", path.display()))
 }
 
 #[cfg(test)]

@@ -8,14 +8,15 @@ use std::time::Instant;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::generate::{eprint_text, listen, model_error};
+use super::generate::{eprint_text, listen};
 use super::model_args::model_and_out;
 use super::output::{self, CommandError, OutputArgs};
 use k3_core::exit::Exit;
 use k3_engine::memory::plan::in_units;
 use k3_engine::stream::ModelFiles;
 use k3_engine::stream::pack;
-use k3_engine::stream::pack::{PackError, Packed, Progress, Stage};
+use k3_engine::stream::pack::{Packed, Progress, Stage};
+use k3_render::Document;
 
 /// What was typed.
 #[derive(Debug, Args)]
@@ -31,15 +32,11 @@ pub struct PackArgs {
 }
 
 /// Runs the command.
-///
-/// # Errors
-/// [`CommandError`]: a checkpoint that cannot be read, scattered layers, a full disk, an interrupt.
 pub fn run(args: &PackArgs) -> Result<Exit, CommandError> {
     output::check_writable(&args.output)?;
     let interrupt = listen()?;
     let (model, out) = model_and_out(&args.places, args.model.as_deref())?;
-    let files = ModelFiles::open(&model, None, None);
-    let files = files.map_err(|error| model_error(&error))?;
+    let files = ModelFiles::open(&model, None, None)?;
     let start = Instant::now();
     let bar = bar();
     let mut stage = Stage::Copy;
@@ -62,14 +59,7 @@ pub fn run(args: &PackArgs) -> Result<Exit, CommandError> {
     if let Some(bar) = bar {
         bar.finish_and_clear();
     }
-    let packed = packed.map_err(|error| {
-        let exit = match error {
-            PackError::Interrupted { .. } => Exit::Incomplete,
-            _ => Exit::BadInput,
-        };
-        CommandError::new(anyhow::anyhow!("{error}"), exit)
-            .hint("what has been packed so far is kept; the same command goes on from there")
-    })?;
+    let packed = packed?;
     let seconds = start.elapsed().as_secs_f64();
     if packed.resumed_layers > 0 {
         eprint_text(&format!(
@@ -77,8 +67,8 @@ pub fn run(args: &PackArgs) -> Result<Exit, CommandError> {
             packed.resumed_layers
         ));
     }
-    let (json, text) = report(&packed, seconds);
-    output::deliver(&args.output, &json, &text)?;
+    let (json, document) = report(&packed, seconds);
+    output::deliver(&args.output, &json, &document)?;
     Ok(Exit::Conforms)
 }
 
@@ -97,7 +87,7 @@ fn bar() -> Option<ProgressBar> {
     })
 }
 
-fn report(packed: &Packed, seconds: f64) -> (serde_json::Value, String) {
+fn report(packed: &Packed, seconds: f64) -> (serde_json::Value, Document) {
     // Of a pack that was gone on with, only a part was copied now.
     let rate = if packed.resumed_layers == 0 {
         let rate = packed.bytes as f64 / 1e6 / seconds.max(1e-9);
@@ -105,13 +95,16 @@ fn report(packed: &Packed, seconds: f64) -> (serde_json::Value, String) {
     } else {
         String::new()
     };
-    let text = format!(
-        "packed and verified {} layers, {} in {seconds:.1} s{rate}\n\
-         the largest layer has {}: a ring slot that holds any of them takes as much\n",
+    let mut document = Document::new("k3-verify pack");
+    document.line(format!(
+        "packed and verified {} layers, {} in {seconds:.1} s{rate}",
         packed.layers,
-        in_units(packed.bytes),
+        in_units(packed.bytes)
+    ));
+    document.line(format!(
+        "the largest layer has {}: a ring slot that holds any of them takes as much",
         in_units(packed.largest_run_bytes)
-    );
+    ));
     let json = serde_json::json!({
         "schema": "k3-verify/pack/1",
         "layers": packed.layers,
@@ -120,5 +113,5 @@ fn report(packed: &Packed, seconds: f64) -> (serde_json::Value, String) {
         "largest_run_bytes": packed.largest_run_bytes,
         "provenance": {"seconds": seconds},
     });
-    (json, text)
+    (json, document)
 }

@@ -2,14 +2,12 @@
 //! work, and given its name at the end, so that a run that dies leaves nothing half-written.
 
 use std::fs::File;
-use std::io;
 use std::path::{Path, PathBuf};
 
 use tempfile::NamedTempFile;
 
-use super::output::CommandError;
-use k3_core::exit::Exit;
-use k3_core::host::files::temporary_beside;
+use super::output::{CommandError, unwritable};
+use k3_core::host::files;
 
 /// A file that has no name yet.
 #[derive(Debug)]
@@ -20,11 +18,8 @@ pub struct PendingFile {
 
 impl PendingFile {
     /// Makes it beside `path`.
-    ///
-    /// # Errors
-    /// The folder cannot be written, or `path` is no regular file.
     pub fn create(path: &Path) -> Result<Self, CommandError> {
-        let file = temporary_beside(path).map_err(|reason| unwritable(path, &reason))?;
+        let file = files::temporary_beside(path).map_err(|reason| unwritable(path, &reason))?;
         Ok(Self { file, path: path.to_owned() })
     }
 
@@ -35,29 +30,13 @@ impl PendingFile {
     }
 
     /// A handle to write with.
-    ///
-    /// # Errors
-    /// The system gives none.
     pub fn writer(&self) -> Result<File, CommandError> {
         let file = self.file.reopen();
         file.map_err(|reason| unwritable(&self.path, &reason))
     }
 
     /// Gives it its name.
-    ///
-    /// # Errors
-    /// It cannot be written to the end or renamed.
     pub fn finish(self) -> Result<(), CommandError> {
-        let path = self.path;
-        let synced = self.file.as_file().sync_all();
-        synced.map_err(|reason| unwritable(&path, &reason))?;
-        let named = self.file.persist(&path).map_err(|error| error.error);
-        named.map(|_| ()).map_err(|reason| unwritable(&path, &reason))
+        files::finish(self.file, &self.path).map_err(|reason| unwritable(&self.path, &reason))
     }
-}
-
-/// A path that cannot be written.
-pub fn unwritable(path: &Path, reason: &io::Error) -> CommandError {
-    let error = anyhow::anyhow!("{}: cannot write: {reason}", path.display());
-    CommandError::new(error, Exit::BadInput)
 }

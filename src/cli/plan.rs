@@ -4,7 +4,7 @@ use std::path::{Path, PathBuf};
 
 use clap::Args;
 
-use super::generate::{self, ModelArgs, model_error};
+use super::generate::{self, ModelArgs};
 use super::model_args::{given_twice, model_and_last, model_dir, parse_range, usage};
 use super::output::{self, CommandError, OutputArgs};
 use super::plan_layers::{self, Emit, PlanLayersArgs};
@@ -13,6 +13,7 @@ use k3_core::host::memory;
 use k3_engine::memory::plan::in_units;
 use k3_engine::stream::ModelFiles;
 use k3_gates::layers::range::LayerRange;
+use k3_render::Document;
 use k3_text::K3_VOCABULARY;
 
 /// What was typed.
@@ -51,21 +52,20 @@ pub fn run(args: &PlanArgs) -> Result<Exit, CommandError> {
     let folder = model_dir(model.as_deref())?;
     let layers = args.model.layers.map(|layers| layers as usize);
     let trunk = args.model.trunk.as_deref();
-    let files = ModelFiles::open(&folder, layers, trunk);
-    let files = files.map_err(|error| model_error(&error))?;
+    let files = ModelFiles::open(&folder, layers, trunk)?;
     let positions = args.positions as usize;
     // Its text is written with a tokenizer, which is not open yet.
     let tokenizer = (files.config.vocab_size == K3_VOCABULARY).then_some(0);
     let plan = generate::plan(&args.model, &files, positions, 1, tokenizer)?;
     let available = memory::available();
     let say = |bytes: Option<u64>| bytes.map_or("not known".to_owned(), in_units);
-    let text = format!(
-        "memory plan for {positions} positions\n{}free on this machine {}, in its control group \
-         {}\n",
-        plan.text(),
+    let mut document = Document::new(format!("memory plan for {positions} positions"));
+    document.table(plan.table());
+    document.line(format!(
+        "free on this machine {}, in its control group {}",
         say(available.machine_bytes),
         available.group_bytes.map_or("no limit".to_owned(), in_units),
-    );
+    ));
     let json = serde_json::json!({
         "schema": "k3-verify/plan/1",
         "positions": positions,
@@ -77,7 +77,7 @@ pub fn run(args: &PlanArgs) -> Result<Exit, CommandError> {
             "group_limit_bytes": available.group_limit_bytes,
         },
     });
-    output::deliver(&args.output, &json, &text)?;
+    output::deliver(&args.output, &json, &document)?;
     Ok(Exit::Conforms)
 }
 

@@ -1,6 +1,6 @@
 //! `plan RANGE`: what a run of layers needs before anything is downloaded or run, part by part.
 
-use std::fmt::Write as _;
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::time::Instant;
 
@@ -16,6 +16,7 @@ use k3_gates::layers::range::LayerRange;
 use k3_gates::scale_out::script;
 use k3_gates::scale_out::script::Job;
 use k3_gates::scale_out::{Files, PartPlan, plan};
+use k3_render::{Document, Row, Table, left, right};
 
 /// What is printed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
@@ -95,7 +96,7 @@ pub fn run(
     output::check_writable(out)?;
     let (files, shape) = match named_model(model) {
         Some(folder) => of_folder(&model_dir(Some(&folder))?)?,
-        None => Files::of_release().map_err(|error| CommandError::new(error, Exit::BadInput))?,
+        None => Files::of_release()?,
     };
     let layers = range.resolve(shape.layers.len());
     let layers = layers.map_err(|error| CommandError::new(error, Exit::Usage))?;
@@ -109,11 +110,11 @@ pub fn run(
     let parts = plan(&files, &shape, &layers, count, tokens);
     let typed = range.to_string();
     let job = Job { range: &typed, base_url: args.base_url.trim_end_matches('/'), parts: &parts };
-    let text = match (args.emit, args.scheduler) {
+    let document = match (args.emit, args.scheduler) {
         (Emit::List, _) => list(&typed, &shape, &parts),
-        (Emit::Urls, _) => script::urls(&job).join("\n") + "\n",
-        (Emit::Script, Scheduler::Slurm) => script::slurm(&job),
-        (Emit::Script, Scheduler::Parallel) => script::parallel(&job),
+        (Emit::Urls, _) => Document::of_lines(&script::urls(&job).join("\n")),
+        (Emit::Script, Scheduler::Slurm) => Document::of_lines(&script::slurm(&job)),
+        (Emit::Script, Scheduler::Parallel) => Document::of_lines(&script::parallel(&job)),
     };
     let report = Report {
         schema: "k3-verify/plan-layers/1",
@@ -124,27 +125,32 @@ pub fn run(
         parts: &parts,
         provenance: Provenance::since(start, default_threads(), Vec::new()),
     };
-    output::deliver(out, &report, &text)?;
+    output::deliver(out, &report, &document)?;
     Ok(Exit::Conforms)
 }
 
 fn of_folder(folder: &Path) -> Result<(Files, ModelShape), CommandError> {
     let config = read_config(folder)?;
     let shape = ModelShape::derive(&config);
-    let shape = shape.map_err(|error| CommandError::new(error, Exit::BadInput))?;
+    let shape = shape?;
     let files = Files::of_folder(folder, &shape);
-    let files = files.map_err(|error| CommandError::new(error, Exit::BadInput))?;
+    let files = files?;
     Ok((files, shape))
 }
 
-fn list(range: &str, shape: &ModelShape, parts: &[PartPlan]) -> String {
+fn list(range: &str, shape: &ModelShape, parts: &[PartPlan]) -> Document {
     let layers: usize = parts.iter().map(|part| part.layers.len()).sum();
-    let mut text = format!(
-        "layers {range} (both ends included): {layers} of {} layers in {} parts\n\
-         part   layers        files             bytes   memory GB   about s on 2 cores\n",
-        shape.layers.len(),
-        parts.len()
-    );
+    let (all, count) = (shape.layers.len(), parts.len());
+    let title = format!("layers {range} (both ends included): {layers} of {all} layers");
+    let mut document = Document::new(format!("{title} in {count} parts"));
+    let mut table = Table::new([
+        right("part", 0),
+        left("layers", 0),
+        right("files", 0),
+        right("bytes", 0),
+        right("memory GB", 0),
+        right("about s on 2 cores", 0),
+    ]);
     for part in parts {
         let ends = match (part.layers.first(), part.layers.last()) {
             (Some(first), Some(last)) if part.layers.len() == last - first + 1 => {
@@ -152,20 +158,19 @@ fn list(range: &str, shape: &ModelShape, parts: &[PartPlan]) -> String {
             }
             _ => part.layers.iter().map(ToString::to_string).collect::<Vec<_>>().join(","),
         };
-        let bytes = part.bytes.map_or("not known".to_owned(), |bytes| bytes.to_string());
         let seconds = part.weight_tokens as f64 / WEIGHT_TOKENS_A_SECOND;
-        // Writing to a String cannot fail.
-        let _ = writeln!(
-            text,
-            "{:>4}   {ends:<12}  {:>5}  {bytes:>16}  {:>10.2}   {seconds:>8.0}",
-            part.index,
-            part.files.len(),
-            part.memory_bytes as f64 / 1e9
-        );
-        let _ = writeln!(text, "       {}", part.files.join(" "));
+        let cells = vec![
+            part.index.to_string(),
+            ends,
+            part.files.len().to_string(),
+            part.bytes.map_or("not known".to_owned(), |bytes| bytes.to_string()),
+            format!("{:.2}", part.memory_bytes as f64 / 1e9),
+            format!("{seconds:.0}"),
+        ];
+        table.push(Row { cells, below: vec![part.files.join(" ")] });
     }
-    let files: std::collections::BTreeSet<&String> =
-        parts.iter().flat_map(|part| &part.files).collect();
-    let _ = writeln!(text, "{} different files in all", files.len());
-    text
+    document.table(table);
+    let files: BTreeSet<&String> = parts.iter().flat_map(|part| &part.files).collect();
+    document.line(format!("{} different files in all", files.len()));
+    document
 }

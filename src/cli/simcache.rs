@@ -2,99 +2,45 @@
 
 mod arguments;
 
-use std::fs;
-use std::io::Write as _;
 use std::path::Path;
 use std::time::Instant;
 
-use anyhow::Context as _;
-
 pub use arguments::SimcacheArgs;
-use arguments::Usage;
 
-use super::output::{self, CommandError, Format};
+use super::output::{self, CommandError, bad_input};
 use k3_cache::trace;
-use k3_cache::trace::{Trace, TraceError};
+use k3_cache::trace::Trace;
 use k3_core::exit::Exit;
-use k3_core::host::provenance::{Provenance, default_threads};
-use k3_render::json;
+use k3_core::host::provenance::Provenance;
 use k3_simcache::measured;
-use k3_simcache::measured::Rung;
-use k3_simcache::page::page;
-use k3_simcache::plots::plots;
+use k3_simcache::measured::MeasuredLimit;
 use k3_simcache::report::Report;
 use k3_simcache::study;
-use k3_simcache::study::{StudyError, StudyPlan};
-use k3_simcache::text::text;
+use k3_simcache::study::StudyPlan;
 
 /// Runs the command.
-///
-/// # Errors
-///
-/// [`CommandError`] when there is no report: unreadable or unusable traces, bad arguments,
-/// unwritable output.
 pub fn run(args: &SimcacheArgs) -> Result<Exit, CommandError> {
     let begin = Instant::now();
-    let shape = args.shape().map_err(usage)?;
+    let shape = args.shape()?;
     let mut traces = Vec::new();
     for path in &args.traces {
-        let trace = trace::read(path, &shape).map_err(|error| trace_error(path, error))?;
-        args.check_against(&trace, path).map_err(usage)?;
+        let trace =
+            trace::read(path, &shape).map_err(|error| CommandError::from(error).at(path))?;
+        args.check_against(&trace, path)?;
         traces.push(trace);
     }
-    let ladder = args.measured.as_deref().map(read_ladder).transpose()?;
-    let plan = args.plan(&traces[0], ladder).map_err(usage)?;
+    let measured = args.measured.as_deref().map(read_measured).transpose()?;
+    let plan = args.plan(&traces[0], measured)?;
     output::check_writable(&args.output)?;
-    let pool = rayon::ThreadPoolBuilder::new()
-        .num_threads(args.threads.map_or(0, usize::from))
-        .build()
-        .map_err(|error| CommandError::new(error, Exit::BadInput))?;
+    let pool = output::pool(args.threads.count())?;
     let mut report = pool.install(|| study_and_export(traces, &plan, args))?;
     report.provenance = provenance(args, begin);
-    deliver(args, &report)?;
+    output::deliver(&args.output, &report, &report.document())?;
     Ok(verdict(&report))
 }
 
-fn usage(error: Usage) -> CommandError {
-    CommandError::new(error, Exit::Usage)
-}
-
-/// An error that names the file, with its exit code and hint.
-fn trace_error(path: &Path, error: TraceError) -> CommandError {
-    let (exit, hint) = match &error {
-        TraceError::Empty => (Exit::Incomplete, "a trace of at least one request is needed"),
-        TraceError::ByteSwapped { .. } => (Exit::BadInput, "write the pairs little-endian"),
-        TraceError::LayerOutOfRange { .. } | TraceError::ExpertOutOfRange { .. } => {
-            let hint = "a trace of another model needs --model-layers, --experts and --top-k";
-            (Exit::BadInput, hint)
-        }
-        TraceError::NoEndRecord { .. } | TraceError::CutRecord { .. } => {
-            (Exit::BadInput, "the run that wrote it did not finish, or the copy is incomplete")
-        }
-        _ => (Exit::BadInput, ""),
-    };
-    let error = anyhow::Error::new(error).context(path.display().to_string());
-    let error = CommandError::new(error, exit);
-    if hint.is_empty() { error } else { error.hint(hint) }
-}
-
-fn study_error(error: StudyError) -> CommandError {
-    let (exit, hint) = match &error {
-        StudyError::Empty => (Exit::Incomplete, "the filters leave nothing"),
-        StudyError::NoDecodeOrder(_) => {
-            (Exit::Incomplete, "--order recorded replays the trace as it is")
-        }
-        StudyError::NothingToMeasure | StudyError::NoPositions(_) => (Exit::Incomplete, ""),
-        StudyError::Cache(_) => (Exit::Usage, ""),
-        StudyError::Trace(_) => (Exit::BadInput, ""),
-    };
-    let error = CommandError::new(error, exit);
-    if hint.is_empty() { error } else { error.hint(hint) }
-}
-
-fn read_ladder(path: &Path) -> Result<Vec<Rung>, CommandError> {
-    let ladder = measured::read(path).with_context(|| path.display().to_string());
-    ladder.map_err(|error| CommandError::new(error, Exit::BadInput))
+fn read_measured(path: &Path) -> Result<Vec<MeasuredLimit>, CommandError> {
+    measured::read(path).map_err(|error| CommandError::from(error).at(path))
 }
 
 fn study_and_export(
@@ -103,24 +49,24 @@ fn study_and_export(
     args: &SimcacheArgs,
 ) -> Result<Report, CommandError> {
     if let Some(path) = &args.csv {
-        let main = study::main_order(traces.clone(), plan).map_err(study_error)?;
+        let main = study::main_order(traces.clone(), plan)?;
         let mut csv = Vec::new();
         let written = trace::csv::write(&main, &mut csv);
-        written.map_err(|error| CommandError::new(error, Exit::BadInput))?;
+        written.map_err(bad_input)?;
         output::write_whole(path, &csv)?;
     }
-    study::run(traces, plan).map_err(study_error)
+    Ok(study::run(traces, plan)?)
 }
 
 /// What was compared decides; then what could not be done.
 fn verdict(report: &Report) -> Exit {
     let runs = &report.recorded_runs;
-    let ladder_differs = report
+    let forecast_differs = report
         .measured
         .as_ref()
         .is_some_and(|measured| measured.largest_error_points > measured.tolerance_points);
     let run_differs = runs.iter().any(|run| run.replayed.is_some() && run.difference.is_some());
-    if ladder_differs || run_differs {
+    if forecast_differs || run_differs {
         return Exit::Disagrees;
     }
     let main = report.views.first();
@@ -134,27 +80,5 @@ fn verdict(report: &Report) -> Exit {
 fn provenance(args: &SimcacheArgs, begin: Instant) -> Provenance {
     let files = args.traces.iter().chain(&args.measured);
     let inputs = files.map(|path| path.display().to_string()).collect();
-    Provenance::since(begin, default_threads(), inputs)
-}
-
-/// Prints the report and writes the folder. A plot that cannot be drawn is an error after the
-/// numbers are out.
-fn deliver(args: &SimcacheArgs, report: &Report) -> Result<(), CommandError> {
-    let failed = |error: anyhow::Error| CommandError::new(error, Exit::BadInput);
-    let words = text(report);
-    let encoded = json::to_text(report).map_err(|error| failed(error.into()))?;
-    let shown = match args.output.format {
-        Format::Json => &encoded,
-        Format::Text => &words,
-    };
-    let mut stdout = std::io::stdout().lock();
-    output::quiet_pipe(stdout.write_all(shown.as_bytes()).and_then(|()| stdout.flush()))?;
-    let Some(folder) = &args.output.out else {
-        return Ok(());
-    };
-    let made = fs::create_dir_all(folder).with_context(|| folder.display().to_string());
-    made.map_err(failed)?;
-    output::write_whole(&folder.join("report.json"), encoded.as_bytes())?;
-    output::write_whole(&folder.join("report.txt"), words.as_bytes())?;
-    output::deliver_page(&args.output, || plots(report), |drawn| page(report, drawn))
+    Provenance::since(begin, args.threads.count(), inputs)
 }

@@ -3,30 +3,27 @@
 /// Largest size: what an address can name.
 const MAX_BYTES: f64 = (1_u64 << 56) as f64;
 
-/// A size such as `8GB`, `1.5GiB`, `700MB` or `4096` (bytes); GB is 10⁹, GiB is 2³⁰.
-///
-/// # Errors
-/// A sentence for the message.
+/// A size such as `8GB`, `1.5GiB`, `700MB` or `4096` (bytes); GB is 10⁹, GiB is 2³⁰, in upper or
+/// lower case.
 pub fn parse_size(text: &str) -> Result<u64, String> {
     let units = [
-        ("GiB", 1_u64 << 30),
-        ("MiB", 1 << 20),
-        ("KiB", 1 << 10),
-        ("TB", 1_000_000_000_000),
-        ("GB", 1_000_000_000),
-        ("MB", 1_000_000),
-        ("KB", 1000),
-        ("B", 1),
+        ("tib", 1_u64 << 40),
+        ("gib", 1 << 30),
+        ("mib", 1 << 20),
+        ("kib", 1 << 10),
+        ("tb", 1_000_000_000_000),
+        ("gb", 1_000_000_000),
+        ("mb", 1_000_000),
+        ("kb", 1000),
+        ("b", 1),
     ];
+    let text = text.to_ascii_lowercase();
     let unit = units.iter().find_map(|(unit, bytes)| Some((text.strip_suffix(unit)?, *bytes)));
-    let (number, unit) = unit.unwrap_or((text, 1));
+    let (number, unit) = unit.unwrap_or((&text, 1));
     scaled(number, unit as f64).ok_or_else(|| "expected a size such as 8GB, 1.5GiB or 700MB".into())
 }
 
 /// A number of GB (10⁹ bytes), without a unit.
-///
-/// # Errors
-/// A sentence for the message.
 pub fn parse_gigabytes(text: &str) -> Result<u64, String> {
     scaled(text, 1e9).ok_or_else(|| "expected a number of GB, 0 or more".into())
 }
@@ -40,9 +37,6 @@ fn scaled(number: &str, unit: f64) -> Option<u64> {
 }
 
 /// Ids, decimal digits separated by single commas, nothing else.
-///
-/// # Errors
-/// A sentence naming the part that is no id.
 pub fn parse_ids(text: &str) -> Result<Vec<u32>, String> {
     text.split(',').map(parse_id).collect()
 }
@@ -51,9 +45,6 @@ pub fn parse_ids(text: &str) -> Result<Vec<u32>, String> {
 const SHOWN_CHARS: usize = 40;
 
 /// One id: decimal digits.
-///
-/// # Errors
-/// A sentence for the message.
 pub fn parse_id(text: &str) -> Result<u32, String> {
     let digits = !text.is_empty() && text.bytes().all(|byte| byte.is_ascii_digit());
     let id = text.parse().ok().filter(|_| digits);
@@ -100,9 +91,10 @@ mod tests {
         assert_eq!(parse_size("8GB"), Ok(8_000_000_000));
         assert_eq!(parse_size("8GiB"), Ok(8 << 30));
         assert_eq!(parse_size("1.5MB"), Ok(1_500_000));
+        assert_eq!(parse_size("8gb"), parse_size("8GB"));
         assert_eq!(parse_size("4096"), Ok(4096));
         assert_eq!(parse_gigabytes("2.5"), Ok(2_500_000_000));
-        for text in ["-1", "nan", "inf", "1e30", "1e3", "", "GB", "8gb", "8 GB", "+8GB"] {
+        for text in ["-1", "nan", "inf", "1e30", "1e3", "", "GB", "8 GB", "+8GB"] {
             assert!(parse_size(text).is_err(), "{text:?}");
             assert!(parse_gigabytes(text).is_err(), "{text:?}");
         }

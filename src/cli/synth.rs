@@ -9,11 +9,12 @@ use indicatif::{ProgressBar, ProgressStyle};
 
 use super::choice::choice;
 use super::output::{self, CommandError, OutputArgs};
+use super::threads::ThreadsArgs;
 use k3_core::exit::Exit;
-use k3_core::host::provenance::{Provenance, default_threads};
+use k3_core::host::provenance::Provenance;
 use k3_synth::draw::Content;
 use k3_synth::folder::{Job, Survey};
-use k3_synth::probe::{Probe, ProbeError, probe};
+use k3_synth::probe::{Probe, probe};
 use k3_synth::report::{SCHEMA, SynthReport};
 use k3_synth::{Layout, Overrides, Preset, SynthError, SynthModel};
 
@@ -61,24 +62,19 @@ pub struct SynthArgs {
     #[arg(long, value_name = "N", conflicts_with = "sparse",
         value_parser = clap::value_parser!(u16).range(0..=4096))]
     probe: Option<u16>,
-    /// Worker threads (at most 1024)
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    threads: Option<u16>,
+    #[command(flatten)]
+    threads: ThreadsArgs,
     #[command(flatten)]
     output: OutputArgs,
 }
 
 /// Runs the command.
-///
-/// # Errors
-///
-/// [`CommandError`]: see the variants of [`SynthError`].
 pub fn run(args: &SynthArgs) -> Result<Exit, CommandError> {
     let start = Instant::now();
-    let threads = args.threads.map_or_else(default_threads, usize::from);
+    let threads = args.threads.count();
     let preset = args.shape.unwrap_or(if args.sparse { Preset::K3 } else { Preset::Tiny });
     let overrides = Overrides { layers: args.layers, experts: args.experts, vocab: args.vocab };
-    let model = SynthModel::new(preset, overrides, args.seed).map_err(synth_error)?;
+    let model = SynthModel::new(preset, overrides, args.seed)?;
     output::check_writable(&args.output)?;
     let job = Job {
         layout: Layout { model: &model, vision: args.sparse && preset == Preset::K3 },
@@ -90,7 +86,7 @@ pub fn run(args: &SynthArgs) -> Result<Exit, CommandError> {
         index: !args.sparse || args.index,
         folder: &args.folder,
     };
-    let survey = make(&job, threads).map_err(synth_error)?;
+    let survey = make(&job, threads)?;
     let (probe, probe_left_out) = measure(args, &job, &survey, threads)?;
     let report = SynthReport {
         schema: SCHEMA,
@@ -111,7 +107,7 @@ pub fn run(args: &SynthArgs) -> Result<Exit, CommandError> {
         probe_left_out,
         provenance: Provenance::since(start, threads, Vec::new()),
     };
-    output::deliver(&args.output, &report, &report.text())?;
+    output::deliver(&args.output, &report, &report.document())?;
     Ok(Exit::Conforms)
 }
 
@@ -155,42 +151,6 @@ fn measure(
     }
     let model = job.layout.model;
     let numbers = (model.seed, tokens, threads);
-    match probe(job.folder, &model.config, &model.shape, numbers) {
-        Ok(probe) => Ok((Some(probe), None)),
-        Err(error) => {
-            let exit = match &error {
-                ProbeError::Engine(_) => Exit::Disagrees,
-                ProbeError::Checkpoint(_) => Exit::BadInput,
-            };
-            Err(CommandError::new(error, exit).hint("the checkpoint is complete, but does not run"))
-        }
-    }
-}
-
-fn synth_error(error: SynthError) -> CommandError {
-    let (exit, hint) = match &error {
-        SynthError::Size { .. } | SynthError::TooManyTensors { .. } => {
-            (Exit::Usage, "see k3-verify synth --help")
-        }
-        SynthError::NotAFolder { .. } | SynthError::ForeignFile { .. } => {
-            (Exit::Usage, "name a folder that is empty or not there yet")
-        }
-        SynthError::OtherCheckpoint { .. } => (
-            Exit::Usage,
-            "nothing was changed; name another folder, or give the sizes and the seed it was made \
-             with",
-        ),
-        SynthError::Busy { .. } => (Exit::Usage, "wait for it to end"),
-        SynthError::NoSpace { .. } => (
-            Exit::Refused,
-            "nothing was written; smaller: --layers, --experts, --vocab, or --sparse for holes",
-        ),
-        SynthError::Io { .. } => {
-            (Exit::BadInput, "whole shards are kept; the same command goes on from there")
-        }
-        SynthError::ZeroBlock { .. } => (Exit::Disagrees, "another --seed"),
-        SynthError::Config(_) | SynthError::Layout { .. } => (Exit::Usage, "smaller sizes"),
-        SynthError::Threads(_) => (Exit::BadInput, "fewer --threads"),
-    };
-    CommandError::new(error, exit).hint(hint)
+    let probe = probe(job.folder, &model.config, &model.shape, numbers)?;
+    Ok((Some(probe), None))
 }

@@ -6,9 +6,8 @@ use std::path::Path;
 
 use clap::ValueEnum;
 
-use super::output::CommandError;
+use super::output::{CommandError, bad_input};
 use k3_checkpoint::Malformed;
-use k3_core::exit::Exit;
 use k3_text::{Special, TextError};
 
 /// Largest input: places in one piece of text are counted in 32 bits, with room to spare.
@@ -37,12 +36,6 @@ impl From<SpecialArg> for Special {
     }
 }
 
-/// How the command ends for a vocabulary or text that is wrong.
-#[must_use]
-pub fn text_error(error: TextError) -> CommandError {
-    CommandError::new(error, Exit::BadInput)
-}
-
 /// An input's name in messages.
 #[must_use]
 pub fn name_of(path: &Path) -> String {
@@ -54,16 +47,12 @@ pub fn name_of(path: &Path) -> String {
 
 /// The whole of a file, or of stdin for `-`. Nothing is taken off: neither a byte-order mark nor
 /// the last line end.
-///
-/// # Errors
-/// It is missing, unreadable, larger than `limit_bytes`, or not UTF-8 (3, naming the first wrong
-/// byte).
 pub fn read_text(path: &Path, limit_bytes: u64) -> Result<String, CommandError> {
     let from_stdin = path.as_os_str() == STDIN;
     let name = name_of(path);
     let refuse = |what: String| {
         let error = anyhow::anyhow!("{name}: {what}");
-        CommandError::new(error, Exit::BadInput)
+        bad_input(error)
     };
     let mut bytes = Vec::new();
     let read = |source: &mut dyn Read, bytes: &mut Vec<u8>| {
@@ -73,7 +62,7 @@ pub fn read_text(path: &Path, limit_bytes: u64) -> Result<String, CommandError> 
         read(&mut io::stdin().lock(), &mut bytes)
     } else {
         let mut file = File::open(path)
-            .map_err(|error| text_error(Malformed::unreadable(path, &error).into()))?;
+            .map_err(|error| TextError::from(Malformed::unreadable(path, &error)))?;
         read(&mut file, &mut bytes)
     };
     done.map_err(|error| refuse(format!("cannot be read: {error}")))?;

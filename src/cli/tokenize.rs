@@ -6,9 +6,9 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::generate::eprint_text;
-use super::output::{self, CommandError, Format};
+use super::output::{self, CommandError, Format, bad_input};
 use super::sizes::parse_id;
-use super::text_input::{MAX_INPUT_BYTES, SpecialArg, name_of, read_text, text_error};
+use super::text_input::{MAX_INPUT_BYTES, SpecialArg, name_of, read_text};
 use k3_core::exit::Exit;
 use k3_engine::generate::report::join;
 use k3_text::{K3_RANKS, K3_VOCABULARY, Special, Tokenizer, UNICODE_VERSION};
@@ -50,7 +50,7 @@ pub fn run(args: &TokenizeArgs) -> Result<Exit, CommandError> {
         Some(folder) => Tokenizer::open(folder),
         None => Tokenizer::built_in(),
     };
-    let tokenizer = tokenizer.map_err(text_error)?;
+    let tokenizer = tokenizer?;
     if tokenizer.ranks() != K3_RANKS {
         // A file that was cut at the end of a line is a smaller vocabulary, and nobody notices.
         eprint_text(&format!(
@@ -73,7 +73,7 @@ pub fn run(args: &TokenizeArgs) -> Result<Exit, CommandError> {
 
 fn bad_ids(args: &TokenizeArgs, what: &str) -> CommandError {
     let error = anyhow::anyhow!("{}: {what}", name_of(&args.input));
-    CommandError::new(error, Exit::BadInput).hint(format!(
+    bad_input(error).hint(format!(
         "ids are decimal numbers below {K3_VOCABULARY}, with a comma or white space between them"
     ))
 }
@@ -161,8 +161,5 @@ fn json(
     if let (Some(report), Some(result)) = (report.as_object_mut(), result.as_object()) {
         report.extend(result.clone());
     }
-    let mut text = serde_json::to_vec_pretty(&report)
-        .map_err(|error| CommandError::new(error, Exit::BadInput))?;
-    text.push(b'\n');
-    Ok(text)
+    Ok(k3_render::json::to_text(&report).map_err(bad_input)?.into_bytes())
 }

@@ -3,13 +3,13 @@
 //! Every numeric check of the tool yields this record, so that a reader sees the same facts
 //! everywhere: how many values, the worst one with its index and both values, how the differences
 //! are spread, and the tolerance that would have been required to pass. Unequal lengths, values
-//! that are not finite and empty comparisons never pass, whatever the budget.
+//! that are not finite and empty comparisons never pass, whatever the tolerance.
 
 use serde::Serialize;
 
 /// What a difference is held against.
 #[derive(Debug, Clone, PartialEq)]
-pub enum Budget {
+pub enum Tolerance {
     /// Equal bits (as f64; +0 and −0 differ).
     Bits,
     /// |got − expected| at most this.
@@ -25,7 +25,7 @@ pub enum Budget {
     PerElement(Vec<f64>),
 }
 
-impl Budget {
+impl Tolerance {
     fn allowance(&self, index: usize, expected: f64) -> f64 {
         match self {
             Self::Bits => 0.0,
@@ -35,7 +35,7 @@ impl Budget {
         }
     }
 
-    /// How the budget is written in a report.
+    /// How the tolerance is written in a report.
     #[must_use]
     pub fn describe(&self) -> String {
         match self {
@@ -89,14 +89,14 @@ impl NonFinite {
 /// The record of one comparison. Differences are `got − expected`, absolute unless said.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Comparison {
-    /// Whether every element is within its budget and nothing stands against a verdict.
+    /// Whether every element is within its tolerance and nothing stands against a verdict.
     pub passed: bool,
     /// What forbids a pass whatever the differences are: lengths, emptiness, values not finite.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub problem: Option<String>,
     /// Elements compared.
     pub count: usize,
-    /// Elements beyond their budget.
+    /// Elements beyond their tolerance.
     pub mismatches: usize,
     /// The largest absolute difference.
     pub max_abs: Option<Extreme>,
@@ -112,13 +112,14 @@ pub struct Comparison {
     pub cosine: Option<f64>,
     /// Largest distance in units in the last place of f32.
     pub max_ulp_f32: u64,
-    /// The budget in words.
-    pub budget: String,
+    /// The tolerance in words.
+    #[serde(rename = "budget")]
+    pub tolerance: String,
     /// The tolerance that would have been required: ratio × the worst element's allowance.
     pub required: f64,
-    /// Largest difference over allowance; at most 1 passes. Absent for a bits budget.
+    /// Largest difference over allowance; at most 1 passes. Absent for a bits tolerance.
     pub ratio: Option<f64>,
-    /// Index of the first element beyond its budget.
+    /// Index of the first element beyond its tolerance.
     pub first_mismatch: Option<Extreme>,
     /// Values of the subject that are not finite.
     pub not_finite_got: NonFinite,
@@ -128,7 +129,12 @@ pub struct Comparison {
 
 /// Compares `got` with `expected`, both row-major in `shape`.
 #[must_use]
-pub fn compare(got: &[f64], expected: &[f64], shape: &[usize], budget: &Budget) -> Comparison {
+pub fn compare(
+    got: &[f64],
+    expected: &[f64],
+    shape: &[usize],
+    tolerance: &Tolerance,
+) -> Comparison {
     let mut record = Comparison {
         passed: false,
         problem: None,
@@ -141,18 +147,18 @@ pub fn compare(got: &[f64], expected: &[f64], shape: &[usize], budget: &Budget) 
         p99_9_abs: 0.0,
         cosine: None,
         max_ulp_f32: 0,
-        budget: budget.describe(),
+        tolerance: tolerance.describe(),
         required: 0.0,
         ratio: None,
         first_mismatch: None,
         not_finite_got: NonFinite::count(got),
         not_finite_expected: NonFinite::count(expected),
     };
-    record.problem = obstacle(got, expected, shape, budget, &record);
+    record.problem = obstacle(got, expected, shape, tolerance, &record);
     if record.problem.is_some() {
         return record;
     }
-    scan_elements(&mut record, got, expected, shape, budget);
+    scan_elements(&mut record, got, expected, shape, tolerance);
     spread(&mut record, got, expected);
     record.cosine = cosine(got, expected);
     record.passed = record.mismatches == 0;
@@ -164,7 +170,7 @@ fn obstacle(
     got: &[f64],
     expected: &[f64],
     shape: &[usize],
-    budget: &Budget,
+    tolerance: &Tolerance,
     record: &Comparison,
 ) -> Option<String> {
     let volume: usize = shape.iter().product();
@@ -177,7 +183,7 @@ fn obstacle(
     if volume != got.len() {
         return Some(format!("shape {shape:?} does not hold {} values", got.len()));
     }
-    if let Budget::PerElement(bounds) = budget {
+    if let Tolerance::PerElement(bounds) = tolerance {
         if bounds.len() != got.len() {
             return Some(format!("{} bounds for {} values", bounds.len(), got.len()));
         }
@@ -199,15 +205,15 @@ fn scan_elements(
     got: &[f64],
     expected: &[f64],
     shape: &[usize],
-    budget: &Budget,
+    tolerance: &Tolerance,
 ) {
     let (mut worst_ratio, mut worst_abs, mut worst_rel) = (0.0_f64, -1.0_f64, -1.0_f64);
     let (mut at_abs, mut at_rel, mut first) = (0, None, None);
     for (index, (&g, &e)) in got.iter().zip(expected).enumerate() {
         let difference = (g - e).abs();
-        let allowance = budget.allowance(index, e);
-        let beyond = match budget {
-            Budget::Bits => g.to_bits() != e.to_bits(),
+        let allowance = tolerance.allowance(index, e);
+        let beyond = match tolerance {
+            Tolerance::Bits => g.to_bits() != e.to_bits(),
             _ => difference > allowance,
         };
         if beyond {
@@ -221,7 +227,7 @@ fn scan_elements(
             (worst_rel, at_rel) = (difference / e.abs(), Some(index));
         }
         let ratio = if difference == 0.0 { 0.0 } else { difference / allowance };
-        // Beyond a budget of nothing every ratio is infinite: the largest difference decides.
+        // Beyond a tolerance of nothing every ratio is infinite: the largest difference decides.
         if ratio > worst_ratio || (ratio == worst_ratio && difference > record.required) {
             worst_ratio = ratio;
             record.required = difference;
@@ -237,7 +243,7 @@ fn scan_elements(
     record.max_abs = Some(extreme(at_abs, worst_abs));
     record.max_rel = at_rel.map(|index| extreme(index, worst_rel));
     record.first_mismatch = first.map(|index| extreme(index, (got[index] - expected[index]).abs()));
-    record.ratio = (*budget != Budget::Bits).then_some(worst_ratio);
+    record.ratio = (*tolerance != Tolerance::Bits).then_some(worst_ratio);
 }
 
 fn spread(record: &mut Comparison, got: &[f64], expected: &[f64]) {
@@ -284,7 +290,7 @@ mod tests {
     use super::*;
 
     fn absolute(got: &[f64], expected: &[f64], tolerance: f64) -> Comparison {
-        compare(got, expected, &[got.len()], &Budget::Absolute(tolerance))
+        compare(got, expected, &[got.len()], &Tolerance::Absolute(tolerance))
     }
 
     /// The worst element must be found with its place in the tensor, not in the flat array.
@@ -294,7 +300,7 @@ mod tests {
         let mut got = expected;
         got[4] += 0.5;
         got[1] -= 0.25;
-        let record = compare(&got, &expected, &[2, 3], &Budget::Absolute(0.1));
+        let record = compare(&got, &expected, &[2, 3], &Tolerance::Absolute(0.1));
         let worst = record.max_abs.clone().unwrap();
         assert_eq!((worst.index, worst.got, worst.expected), (vec![1, 1], 5.5, 5.0));
         assert_eq!(record.max_rel.clone().unwrap().index, vec![0, 1]);
@@ -317,13 +323,13 @@ mod tests {
             let record = absolute(&got, &expected, f64::MAX);
             assert!(!record.passed && record.problem.is_some(), "{got:?} {expected:?}");
         }
-        let bounds = Budget::PerElement(vec![f64::NAN]);
+        let bounds = Tolerance::PerElement(vec![f64::NAN]);
         assert!(!compare(&[1.0], &[1.0], &[1], &bounds).passed);
     }
 
     /// A zero tolerance on a zero difference is 0/0 unless it is written down as a pass.
     #[test]
-    fn equal_values_pass_a_zero_budget() {
+    fn equal_values_pass_a_zero_tolerance() {
         let record = absolute(&[1.0, -2.0], &[1.0, -2.0], 0.0);
         assert!(record.passed);
         assert_eq!(record.ratio, Some(0.0));
@@ -332,8 +338,8 @@ mod tests {
     /// Bits are stricter than values: the two zeros differ.
     #[test]
     fn bits_tell_the_zeros_apart() {
-        assert!(!compare(&[0.0], &[-0.0], &[1], &Budget::Bits).passed);
-        assert!(compare(&[0.5], &[0.5], &[1], &Budget::Bits).passed);
+        assert!(!compare(&[0.0], &[-0.0], &[1], &Tolerance::Bits).passed);
+        assert!(compare(&[0.5], &[0.5], &[1], &Tolerance::Bits).passed);
     }
 
     /// 1 and the next f32 are one unit apart; the two sides of zero meet at zero.

@@ -18,6 +18,17 @@ pub const MXFP4_GROUP_COLUMNS: usize = 32;
 /// builds them without an ε, so its class default holds, not `rms_norm_eps`.
 pub const MLA_NORM_EPS: f64 = 1e-6;
 
+/// How a report states the ε of MLA's two low-rank norms.
+#[must_use]
+pub fn epsilon_line(eps: f64) -> String {
+    let note = if eps == MLA_NORM_EPS {
+        "the released value".to_owned()
+    } else {
+        format!("OVERRIDDEN, released {MLA_NORM_EPS:e}")
+    };
+    format!("epsilon of the MLA low-rank norms: {eps:e} ({note})")
+}
+
 /// The raw fields of `text_config` (and `text_config.linear_attn_config`), as written in the file.
 /// Sizes are checked to be non-zero and sane, numbers to be finite; nothing is derived here.
 #[derive(Debug, Clone, PartialEq)]

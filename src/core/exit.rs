@@ -1,5 +1,6 @@
 //! The exit codes, one meaning each, and the order in which they win when several apply.
 
+use std::error::Error;
 use std::process::ExitCode;
 
 /// What a command's process exit code says.
@@ -33,6 +34,23 @@ impl Exit {
         }
     }
 
+    /// What the number says; another than those above is an input that could not be used.
+    #[must_use]
+    pub fn of_code(code: u8) -> Self {
+        let all = [Self::Conforms, Self::Disagrees, Self::Usage, Self::Incomplete, Self::Refused];
+        all.into_iter().find(|exit| exit.code() == code).unwrap_or(Self::BadInput)
+    }
+
+    /// The verdict of a comparison that ends so.
+    #[must_use]
+    pub fn verdict(self) -> &'static str {
+        match self {
+            Self::Conforms => "CONFORMS",
+            Self::Disagrees => "DOES NOT CONFORM",
+            _ => "INCOMPLETE",
+        }
+    }
+
     /// Of two codes that both apply, the one to report: 2, 5, 3, 1, 4, 0 in this order.
     #[must_use]
     pub fn and(self, other: Self) -> Self {
@@ -48,6 +66,19 @@ impl Exit {
             Self::Incomplete => 4,
             Self::Conforms => 5,
         }
+    }
+}
+
+/// An area's error that knows how a command ends for it.
+pub trait Exits: Error + Send + Sync + 'static {
+    /// The exit code: an input that is missing, unreadable or corrupt, unless the area says more.
+    fn exit(&self) -> Exit {
+        Exit::BadInput
+    }
+
+    /// What to try.
+    fn hint(&self) -> Option<&'static str> {
+        None
     }
 }
 
@@ -79,5 +110,6 @@ mod tests {
             }
         }
         assert_eq!(order.map(Exit::code), [2, 5, 3, 1, 4, 0]);
+        assert_eq!(order.map(|exit| Exit::of_code(exit.code())), order);
     }
 }

@@ -8,9 +8,11 @@ pub mod clauses;
 pub mod compare;
 pub mod config;
 pub mod exit;
+mod hex;
 pub mod host;
 mod precision;
 pub mod random;
 pub mod stages;
 
+pub use hex::hex;
 pub use precision::Precision;

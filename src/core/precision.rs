@@ -5,7 +5,7 @@ use serde::Serialize;
 
 use crate::choice::Choice;
 
-/// A storage precision. Its budgets follow from the noise that rounding to it makes.
+/// A storage precision. Its tolerances follow from the noise that rounding to it makes.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash, Serialize)]
 #[serde(rename_all = "lowercase")]
 pub enum Precision {

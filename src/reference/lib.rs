@@ -16,6 +16,7 @@
 pub mod arithmetic;
 pub mod config;
 pub mod error;
+mod exits;
 pub mod formulas;
 pub mod kda;
 pub mod layer;

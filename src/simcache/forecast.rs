@@ -1,4 +1,4 @@
-//! From hit counts to bytes and seconds: what a memory budget buys, and how to split it.
+//! From hit counts to bytes and seconds: what a memory limit buys, and how to split it.
 //!
 //! A token reads the part of the trunk that is not held in memory and the experts that are not
 //! resident; divided by the disk's rate that is its I/O time, to which the time for computing is
@@ -17,7 +17,7 @@ use k3_cache::shape::ModelShape;
 /// Bytes of K3's packed trunk: what a token reads when nothing is held.
 pub const K3_TRUNK_BYTES: u64 = 108_810_000_000;
 /// K3's memory besides trunk and experts: embedding and head 4.70 GB, the rest is state and read
-/// buffers, as in the published ladder (63.71 GB resident with 33.46 + 23.59 GB held).
+/// buffers, as in the published table (63.71 GB resident with 33.46 + 23.59 GB held).
 pub const K3_FIXED_BYTES: u64 = 6_650_000_000;
 /// Disk rate assumed when none is given, bytes per second.
 pub const ASSUMED_DISK_RATE: f64 = 3e9;
@@ -40,7 +40,7 @@ pub struct Machine {
 /// What is to be forecast.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 #[serde(tag = "kind", rename_all = "snake_case")]
-pub enum Budget {
+pub enum MemoryLimit {
     /// All memory; the split is looked for.
     Memory {
         /// Bytes in all.
@@ -122,7 +122,7 @@ pub struct ForecastRow {
     pub prefill_seconds: Option<f64>,
 }
 
-/// A budget that cannot hold what a token uses at once.
+/// A limit that cannot hold what a token uses at once.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct TooSmall {
     /// Memory in all.
@@ -131,14 +131,14 @@ pub struct TooSmall {
     pub needed_bytes: u64,
 }
 
-/// Slots that a budget leaves when the whole trunk is held, if any.
+/// Slots that a limit leaves when the whole trunk is held, if any.
 pub fn slots_beside_trunk(memory: u64, machine: &Machine, shape: &ModelShape) -> Option<usize> {
     let left = memory.checked_sub(machine.fixed_bytes + machine.trunk_bytes)?;
     let slots = (left / shape.expert_bytes) as usize;
     (slots >= shape.top_k as usize).then_some(slots)
 }
 
-/// The best split of a budget for one policy, among the capacities it was replayed at. Ties go to
+/// The best split of a limit for one policy, among the capacities it was replayed at. Ties go to
 /// fewer slots.
 pub fn best_split(
     memory: u64,
@@ -204,7 +204,7 @@ pub fn forecast(
     }
 }
 
-/// A line through (gigabytes read, seconds): what a measured ladder says of disk and computing.
+/// A line through (gigabytes read, seconds): what measurements say of disk and computing.
 #[derive(Debug, Clone, Copy, PartialEq, Serialize)]
 pub struct TimeFit {
     /// Seconds at no bytes: computing.

@@ -10,16 +10,17 @@
 //!
 //! It reads no weights and measures no disk: rates are arguments.
 
-pub mod budgets;
+pub mod against_measured;
 pub mod curve;
+mod document;
+mod exits;
 pub mod forecast;
 pub mod generator;
-pub mod ladder;
+pub mod limits;
 pub mod measured;
 pub mod optimum;
 pub mod order;
-pub mod page;
-pub mod plots;
+mod plots;
 pub mod prefetch;
 pub mod recorded_run;
 pub mod replay;
@@ -28,6 +29,5 @@ pub mod stack_distance;
 pub mod statistics;
 pub mod study;
 pub mod tables;
-pub mod text;
 pub mod view;
 pub mod workload;

@@ -1,4 +1,4 @@
-//! A measured memory ladder: what an engine really hit and read at each budget.
+//! What was measured: what an engine really hit and read under each memory limit.
 //!
 //! A tab-separated table with a header line. Needed are `cache_slots` and `expert_hit_true` (hit
 //! rate of the last token in percent); `total_gb`, `pin_gb`, `s_per_tok`, `gb_read` are used where
@@ -7,20 +7,20 @@
 use serde::Serialize;
 use thiserror::Error;
 
-/// Why a ladder was refused.
+/// Why a table was refused.
 #[derive(Debug, Error)]
-pub enum LadderError {
+pub enum MeasuredError {
     /// The file cannot be read.
-    #[error("cannot read the measured ladder: {0}")]
+    #[error("cannot read the measured table: {0}")]
     Io(#[from] std::io::Error),
     /// Nothing but comments.
-    #[error("the measured ladder has no rows")]
+    #[error("the measured table has no rows")]
     Empty,
     /// A needed column is absent.
-    #[error("the measured ladder has no column {0}")]
+    #[error("the measured table has no column {0}")]
     MissingColumn(&'static str),
     /// A column occurs twice.
-    #[error("the measured ladder has column {0} twice")]
+    #[error("the measured table has column {0} twice")]
     ColumnTwice(String),
     /// A line with another number of fields than the header.
     #[error("line {line}: {fields} fields, the header has {expected}")]
@@ -46,9 +46,9 @@ pub enum LadderError {
     },
 }
 
-/// One rung.
+/// One memory limit.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Rung {
+pub struct MeasuredLimit {
     /// Memory in all, GB.
     pub total_gb: Option<f64>,
     /// Trunk held in memory, GB.
@@ -65,37 +65,37 @@ pub struct Rung {
     pub seconds_per_token: Option<f64>,
 }
 
-/// Reads a ladder.
-pub fn read(path: &std::path::Path) -> Result<Vec<Rung>, LadderError> {
+/// Reads a table.
+pub fn read(path: &std::path::Path) -> Result<Vec<MeasuredLimit>, MeasuredError> {
     parse(&std::fs::read_to_string(path)?)
 }
 
-/// Parses a ladder.
-pub fn parse(text: &str) -> Result<Vec<Rung>, LadderError> {
+/// Parses a table.
+pub fn parse(text: &str) -> Result<Vec<MeasuredLimit>, MeasuredError> {
     let mut lines = text
         .lines()
         .enumerate()
         .map(|(index, line)| (index + 1, line.trim_end_matches('\r')))
         .filter(|(_, line)| !line.trim().is_empty() && !line.starts_with('#'));
-    let (_, header) = lines.next().ok_or(LadderError::Empty)?;
+    let (_, header) = lines.next().ok_or(MeasuredError::Empty)?;
     let names: Vec<&str> = header.split('\t').map(str::trim).collect();
     if let Some(twice) = (1..names.len()).find(|&i| names[..i].contains(&names[i])) {
-        return Err(LadderError::ColumnTwice(names[twice].to_string()));
+        return Err(MeasuredError::ColumnTwice(names[twice].to_string()));
     }
     for needed in ["cache_slots", "expert_hit_true"] {
         if !names.contains(&needed) {
-            return Err(LadderError::MissingColumn(needed));
+            return Err(MeasuredError::MissingColumn(needed));
         }
     }
-    let rungs: Vec<Rung> =
-        lines.map(|(line, text)| parse_rung(line, text, &names)).collect::<Result<_, _>>()?;
-    if rungs.is_empty() { Err(LadderError::Empty) } else { Ok(rungs) }
+    let measured: Vec<MeasuredLimit> =
+        lines.map(|(line, text)| parse_row(line, text, &names)).collect::<Result<_, _>>()?;
+    if measured.is_empty() { Err(MeasuredError::Empty) } else { Ok(measured) }
 }
 
-fn parse_rung(line: usize, text: &str, names: &[&str]) -> Result<Rung, LadderError> {
+fn parse_row(line: usize, text: &str, names: &[&str]) -> Result<MeasuredLimit, MeasuredError> {
     let fields: Vec<&str> = text.split('\t').map(str::trim).collect();
     if fields.len() != names.len() {
-        return Err(LadderError::Ragged { line, fields: fields.len(), expected: names.len() });
+        return Err(MeasuredError::Ragged { line, fields: fields.len(), expected: names.len() });
     }
     let field = |column: &str| names.iter().position(|name| *name == column).map(|at| fields[at]);
     let number = |column: &'static str, most: f64, expected: &'static str| {
@@ -106,7 +106,7 @@ fn parse_rung(line: usize, text: &str, names: &[&str]) -> Result<Rung, LadderErr
             Ok(number) if (0.0..=most).contains(&number) => Ok(Some(number)),
             _ => {
                 let value = value.to_string();
-                Err(LadderError::BadNumber { line, column, value, expected })
+                Err(MeasuredError::BadNumber { line, column, value, expected })
             }
         }
     };
@@ -115,11 +115,11 @@ fn parse_rung(line: usize, text: &str, names: &[&str]) -> Result<Rung, LadderErr
     let slot_count = slots.parse::<usize>().ok().filter(|&slots| slots > 0);
     let Some(slot_count) = slot_count else {
         let (column, value, expected) = ("cache_slots", slots.to_string(), "a number above 0");
-        return Err(LadderError::BadNumber { line, column, value, expected });
+        return Err(MeasuredError::BadNumber { line, column, value, expected });
     };
     let hit_percent = number("expert_hit_true", 100.0, "a percentage")?.unwrap_or_default();
     let decimals = field("expert_hit_true").and_then(|text| text.split_once('.'));
-    Ok(Rung {
+    Ok(MeasuredLimit {
         total_gb: number("total_gb", 1e9, size)?,
         pinned_gb: number("pin_gb", 1e9, size)?,
         slot_count,

@@ -1,47 +1,34 @@
-//! The plots of a study: name and chart, made from the report alone.
+//! The plots of a study, made from the report alone.
 
 use super::report::{Forecast, Measured, Report, SplitCurve, View};
+use k3_render::Document;
 use k3_render::svg::{
-    Axis, BarChart, Colour, HeatMap, LineChart, MARKERS, Mark, Marker, PlotError, Series,
-    bar_chart, heat_map, line_chart, number,
+    Axis, BarChart, Colour, HeatMap, LineChart, MARKERS, Mark, Marker, Series, number,
 };
 
 /// Most columns of the heat map; longer traces are averaged.
 const HEAT_COLUMNS: usize = 64;
 
-/// One plot: file name without ending, and the SVG.
-pub type Plot = (String, String);
+/// Adds the plots of one order.
+pub(super) fn of_view(document: &mut Document, view: &View, report: &Report) {
+    let name = |what: &str| format!("{what}-{}", view.order);
+    document.figure(name("hit-rate"), hit_rates(view, report));
+    document.figure(name("bytes-per-token"), bytes_per_token(view, report));
+    document.figure(name("reuse-distance"), reuse_distances(view));
+    if let Some(map) = reuse_heat(view, report) {
+        document.figure(name("reuse"), map);
+    }
+    if let Some(chart) = reuse_by_layer(view, report) {
+        document.figure(name("reuse-by-layer"), chart);
+    }
+}
 
-/// All plots of a report.
-pub fn plots(report: &Report) -> Result<Vec<Plot>, PlotError> {
-    let mut plots = Vec::new();
-    if report.views.len() > 1 {
-        plots.push(("orders".to_string(), line_chart(&orders(report))?));
+/// Adds the plots of the forecast against what was measured.
+pub(super) fn of_measured(document: &mut Document, measured: &Measured) {
+    document.figure("measured-hit-rate", measured_rates(measured));
+    if measured.rows.iter().any(|row| row.measured_seconds.is_some()) {
+        document.figure("measured-seconds", measured_seconds(measured));
     }
-    for view in &report.views {
-        let name = |what: &str| format!("{what}-{}", view.order);
-        plots.push((name("hit-rate"), line_chart(&hit_rates(view, report))?));
-        plots.push((name("bytes-per-token"), line_chart(&bytes_per_token(view, report))?));
-        plots.push((name("reuse-distance"), bar_chart(&reuse_distances(view))?));
-        if let Some(map) = reuse_heat(view, report) {
-            plots.push((name("reuse"), heat_map(&map)?));
-        }
-        if let Some(chart) = reuse_by_layer(view, report) {
-            plots.push((name("reuse-by-layer"), line_chart(&chart)?));
-        }
-    }
-    if let Some(forecast) = report.forecast.as_ref().filter(|forecast| !forecast.splits.is_empty())
-    {
-        plots.push(("split".to_string(), line_chart(&splits(forecast, report))?));
-    }
-    if let Some(measured) = &report.measured {
-        plots.push(("measured-hit-rate".to_string(), line_chart(&measured_rates(measured))?));
-        if measured.rows.iter().any(|row| row.measured_seconds.is_some()) {
-            let chart = measured_seconds(measured);
-            plots.push(("measured-seconds".to_string(), line_chart(&chart)?));
-        }
-    }
-    Ok(plots)
 }
 
 fn line(name: &str, points: Vec<(f64, f64)>, colour: Colour, width: u32) -> Series {
@@ -151,7 +138,7 @@ fn percent_top(highest: f64) -> f64 {
 }
 
 /// The curves of all orders in one chart: what the order alone changes.
-fn orders(report: &Report) -> LineChart {
+pub(super) fn orders(report: &Report) -> LineChart {
     let colours = [Colour::Blue, Colour::Vermillion, Colour::Green];
     let mut series = Vec::new();
     for (view, colour) in report.views.iter().zip(colours) {
@@ -262,7 +249,7 @@ fn reuse_by_layer(view: &View, report: &Report) -> Option<LineChart> {
     })
 }
 
-fn splits(forecast: &Forecast, report: &Report) -> LineChart {
+pub(super) fn splits(forecast: &Forecast, report: &Report) -> LineChart {
     let colours = [Colour::Blue, Colour::Green, Colour::Vermillion, Colour::Purple];
     let policy = if report.settings.policies.contains(&"layer-cycle") {
         "layer-cycle"
@@ -292,7 +279,7 @@ fn splits(forecast: &Forecast, report: &Report) -> LineChart {
         title: "Which part of the memory should hold experts?".to_string(),
         subtitle: "the rest, less what is fixed, holds trunk; the ring marks the quickest split"
             .to_string(),
-        x: Axis::linear("memory given to experts, % of the budget"),
+        x: Axis::linear("memory given to experts, % of the limit"),
         y: Axis::linear("seconds per token").within(0.0, highest_split(forecast) * 1.06),
         series,
         marks,
@@ -330,7 +317,7 @@ fn measured_rates(measured: &Measured) -> LineChart {
         .flat_map(|row| row.forecast_percent.iter().copied().chain([row.measured_percent]));
     let highest_rate = rates.fold(0.0, f64::max);
     let verdict = if measured.exact {
-        format!("exact at all {} rungs", measured.rows.len())
+        format!("exact at all {} limits", measured.rows.len())
     } else {
         format!("largest error {:.2} points", measured.largest_error_points)
     };
@@ -355,7 +342,7 @@ fn measured_rates(measured: &Measured) -> LineChart {
 
 fn measured_seconds(measured: &Measured) -> LineChart {
     let x = |row: &super::report::MeasuredRow| row.total_gb.unwrap_or(row.slot_count as f64);
-    let budgets = measured.rows.iter().all(|row| row.total_gb.is_some());
+    let limits = measured.rows.iter().all(|row| row.total_gb.is_some());
     let pick = |value: fn(&super::report::MeasuredRow) -> Option<f64>| {
         let points = measured.rows.iter().filter_map(|row| Some((x(row), value(row)?)));
         points.collect::<Vec<_>>()
@@ -365,7 +352,7 @@ fn measured_seconds(measured: &Measured) -> LineChart {
     LineChart {
         title: "Forecast against measured: seconds per token".to_string(),
         subtitle: format!("disk rate and computing {how}; largest error {error:.2} s"),
-        x: Axis::logarithmic(if budgets {
+        x: Axis::logarithmic(if limits {
             "memory, GB (log scale)"
         } else {
             "expert slots (log scale)"

@@ -30,9 +30,9 @@ pub struct Report {
     pub settings: Settings,
     /// One study per order, the main one first.
     pub views: Vec<View>,
-    /// Budgets, bytes and seconds.
+    /// Memory limits, bytes and seconds.
     pub forecast: Option<Forecast>,
-    /// Forecast against a measured ladder.
+    /// Forecast against what was measured.
     pub measured: Option<Measured>,
     /// Reading ahead in the main order, where it was asked for.
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -212,25 +212,25 @@ pub struct PinnedRow {
     pub best_policy: String,
 }
 
-/// Budgets, bytes and seconds.
+/// Memory limits, bytes and seconds.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Forecast {
     /// Order of the view it rests on.
     pub order: &'static str,
-    /// Under each budget LRU, the recommended policy (if another) and the optimum, each with its
+    /// Under each limit LRU, the recommended policy (if another) and the optimum, each with its
     /// own best split; a preset's split is fixed.
     pub rows: Vec<ForecastRow>,
     /// What a GB of trunk and a GB of experts save, in words.
     pub split_advice: String,
-    /// Budgets that hold too little.
+    /// Memory limits that hold too little.
     pub too_small: Vec<TooSmall>,
-    /// Seconds per token by split, for a few budgets.
+    /// Seconds per token by split, for a few limits.
     pub splits: Vec<SplitCurve>,
-    /// What to do under each budget.
+    /// What to do under each limit.
     pub recommendations: Vec<Recommendation>,
 }
 
-/// Seconds per token of one budget over the memory given to experts.
+/// Seconds per token of one limit over the memory given to experts.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct SplitCurve {
     /// Memory in all.
@@ -256,7 +256,7 @@ pub struct SplitPoint {
     pub policy_seconds: Option<f64>,
 }
 
-/// What to do under one budget.
+/// What to do under one limit.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Recommendation {
     /// Memory in all.
@@ -275,7 +275,7 @@ pub struct Recommendation {
     pub reason: String,
 }
 
-/// Forecast against a measured ladder.
+/// Forecast against what was measured.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Measured {
     /// Requests of the step that was measured: the last.
@@ -284,7 +284,7 @@ pub struct Measured {
     pub model: &'static str,
     /// What each model is: name and description.
     pub models: Vec<MeasuredModel>,
-    /// Rung by rung.
+    /// Limit by limit.
     pub rows: Vec<MeasuredRow>,
     /// Disk rate and compute time used for seconds.
     pub time: Option<TimeFit>,
@@ -294,11 +294,11 @@ pub struct Measured {
     pub largest_seconds_error: Option<f64>,
     /// Largest error of the bytes read, GB.
     pub largest_gb_error: Option<f64>,
-    /// Whether every rung agrees to the precision it was printed with.
+    /// Whether every row agrees to the precision it was printed with.
     pub exact: bool,
     /// Largest error of the deciding model, points.
     pub largest_error_points: f64,
-    /// Error, in points, up to which the ladder counts as agreeing.
+    /// Error, in points, up to which they count as agreeing.
     pub tolerance_points: f64,
     /// What plain LRU gets differently, in words.
     pub differences: Vec<String>,
@@ -311,16 +311,16 @@ pub struct MeasuredModel {
     pub name: &'static str,
     /// What is replayed.
     pub description: &'static str,
-    /// Rungs that agree to the printed precision.
+    /// Rows that agree to the printed precision.
     pub exact_rungs: usize,
     /// Largest error, points.
     pub largest_error_points: f64,
 }
 
-/// One rung.
+/// One memory limit.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct MeasuredRow {
-    /// Memory in all, GB, where the ladder says.
+    /// Memory in all, GB, where it was stated.
     pub total_gb: Option<f64>,
     /// Slots.
     pub slot_count: usize,

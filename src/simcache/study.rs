@@ -4,16 +4,17 @@ use k3_core::choice::Choice as _;
 use rayon::prelude::*;
 use thiserror::Error;
 
-use super::forecast::{Budget, Machine, slots_beside_trunk};
-use super::measured::Rung;
+use super::forecast::{Machine, MemoryLimit, slots_beside_trunk};
+use super::measured::MeasuredLimit;
 use super::order::{self, Order, Recognition};
 use super::prefetch::{PrefetchPlan, PrefetchRow, Scale};
 use super::report::{OrderReport, Report, SCHEMA_VERSION, Settings, TraceSummary};
 use super::view::{PINNED_SHARE, Studied, ViewPlan, requests_per_token, study as study_view};
-use super::{budgets, ladder, recorded_run};
+use super::{against_measured, limits, recorded_run};
 use k3_cache::policy::PolicyName;
 use k3_cache::slot_table::{CacheError, Requests, Reserve};
 use k3_cache::trace::{Trace, TraceError};
+use k3_core::hex;
 use k3_core::host::provenance::Provenance;
 
 /// Capacities of the default grid, GB (10⁹ bytes), for models whose experts need them.
@@ -39,8 +40,8 @@ pub enum StudyError {
     /// `--positions` on a trace whose order does not tell positions.
     #[error("cannot keep the first positions: {0}")]
     NoPositions(String),
-    /// A ladder measures the last single position, and there is none.
-    #[error("a measured ladder needs single decoded positions, and the trace has none")]
+    /// A measured table is about the last single position, and there is none.
+    #[error("a measured table needs single decoded positions, and the trace has none")]
     NothingToMeasure,
 }
 
@@ -59,13 +60,13 @@ pub struct StudyPlan {
     pub prefetch: Vec<PrefetchPlan>,
     /// Capacities; empty: the default grid.
     pub slot_counts: Vec<usize>,
-    /// Budgets; None: the published ladder's, where the model is as large.
-    pub budgets: Option<Vec<Budget>>,
+    /// Memory limits; None: the published ones, where the model is as large.
+    pub limits: Option<Vec<MemoryLimit>>,
     /// The machine.
     pub machine: Machine,
-    /// A measured ladder.
-    pub ladder: Option<Vec<Rung>>,
-    /// Error up to which the ladder counts as agreeing, points.
+    /// What was measured.
+    pub measured: Option<Vec<MeasuredLimit>>,
+    /// Error up to which they count as agreeing, points.
     pub tolerance_points: f64,
     /// Layers to keep, with the words for the report.
     pub keep_layers: Option<(Vec<u16>, String)>,
@@ -98,21 +99,21 @@ pub fn run(mut traces: Vec<Trace>, plan: &StudyPlan) -> Result<Report, StudyErro
     let recorded = join(&traces)?;
     let main = &orders[0].trace;
     let (requests, requests_note) = unit(main, plan);
-    let budgets = plan.budgets.clone().unwrap_or_else(|| budgets::defaults(&main.shape));
+    let limits = plan.limits.clone().unwrap_or_else(|| limits::defaults(&main.shape));
     let table_slot_counts = table_grid(main, plan);
     let view_plan = ViewPlan {
         requests,
         reserve: plan.reserve,
         policies: policies(plan),
-        slot_counts: replay_grid(&table_slot_counts, main, plan, &budgets),
+        slot_counts: replay_grid(&table_slot_counts, main, plan, &limits),
         table_slot_counts,
         full: true,
     };
     let views = study_orders(&orders, &view_plan);
     let main_view = &views[0];
-    let forecast = budgets::forecast(main, main_view, &view_plan, &plan.machine, &budgets);
-    let rungs = plan.ladder.as_ref();
-    let measured = rungs.map(|rungs| ladder::compare(main, rungs, plan));
+    let forecast = limits::forecast(main, main_view, &view_plan, &plan.machine, &limits);
+    let measured = plan.measured.as_ref();
+    let measured = measured.map(|measured| against_measured::compare(main, measured, plan));
     let measured = measured.map(|measured| measured.ok_or(StudyError::NothingToMeasure));
     let measured = measured.transpose()?;
     let (prefetch, prefetch_refused) = prefetch(main, main_view, &view_plan, plan);
@@ -329,17 +330,22 @@ fn table_grid(trace: &Trace, plan: &StudyPlan) -> Vec<usize> {
     slots
 }
 
-/// The table's capacities and those that budgets need: the least an engine can work with, and what
+/// The table's capacities and those that limits need: the least an engine can work with, and what
 /// is left beside the whole trunk.
-fn replay_grid(table: &[usize], trace: &Trace, plan: &StudyPlan, budgets: &[Budget]) -> Vec<usize> {
+fn replay_grid(
+    table: &[usize],
+    trace: &Trace,
+    plan: &StudyPlan,
+    limits: &[MemoryLimit],
+) -> Vec<usize> {
     let shape = &trace.shape;
     let mut slots = table.to_vec();
-    if !budgets.is_empty() {
+    if !limits.is_empty() {
         slots.push(shape.top_k as usize);
     }
-    slots.extend(budgets.iter().filter_map(|budget| match budget {
-        Budget::Memory { bytes } => slots_beside_trunk(*bytes, &plan.machine, shape),
-        Budget::Preset { expert_bytes, .. } => {
+    slots.extend(limits.iter().filter_map(|limit| match limit {
+        MemoryLimit::Memory { bytes } => slots_beside_trunk(*bytes, &plan.machine, shape),
+        MemoryLimit::Preset { expert_bytes, .. } => {
             Some((expert_bytes / shape.expert_bytes) as usize).filter(|&slots| slots > 0)
         }
     }));
@@ -365,7 +371,6 @@ fn summary(traces: &[Trace], recorded: &Trace, plan: &StudyPlan) -> TraceSummary
         if trace.header.is_some() { "v1" } else { "headerless" }
     };
     let identity = recorded.header.as_ref().map(|header| header.checkpoint_identity);
-    let hex = |bytes: [u8; 32]| bytes.iter().map(|byte| format!("{byte:02x}")).collect();
     let mut filters = Vec::new();
     if let Some((_, words)) = &plan.keep_layers {
         filters.push(format!("layers {words}"));

@@ -1,14 +1,10 @@
-//! The tables of a study: header and cells, for text and page alike.
-
-use std::fmt::Write as _;
+//! The tables of a study.
 
 use super::forecast::{ForecastRow, Machine};
 use super::prefetch::PrefetchRow;
 use super::report::{Forecast, Measured, PolicyResult, Row, View};
+use k3_render::Table;
 use k3_render::svg::number;
-
-/// Header and rows.
-pub type Table = (Vec<String>, Vec<Vec<String>>);
 
 /// Bytes as GB (10^9).
 pub fn gb(bytes: u64) -> f64 {
@@ -39,20 +35,7 @@ fn optional(value: Option<f64>) -> String {
     value.map_or("-".to_string(), amount)
 }
 
-/// Right-aligned columns, two spaces apart.
-pub fn columns(out: &mut String, header: &[String], rows: &[Vec<String>]) {
-    let width = |column: usize| {
-        let cells = rows.iter().filter_map(|row| row.get(column)).chain(header.get(column));
-        cells.map(|cell| cell.chars().count()).max().unwrap_or(0)
-    };
-    let widths: Vec<usize> = (0..header.len()).map(width).collect();
-    for cells in std::iter::once(header).chain(rows.iter().map(Vec::as_slice)) {
-        let padded = cells.iter().zip(&widths).map(|(cell, &width)| format!("{cell:>width$}"));
-        let _ = writeln!(out, "{}", padded.collect::<Vec<_>>().join("  ").trim_end());
-    }
-}
-
-/// Header and rows of the capacity table: hit rates in percent.
+/// Hit rates in percent by capacity and policy.
 pub fn capacity_table(rows: &[Row], machine: &Machine) -> Table {
     let policies: Vec<String> = rows
         .iter()
@@ -86,10 +69,10 @@ pub fn capacity_table(rows: &[Row], machine: &Machine) -> Table {
         }
         cells
     };
-    (header, rows.iter().map(cells).collect())
+    Table::new(header).with(rows.iter().map(cells))
 }
 
-/// Header and rows of the pinned study.
+/// The pinned study.
 pub fn pinned_table(view: &View) -> Table {
     let header = ["slots", "pins", "pinned + lru", "lru", "best", "which is"];
     let rows = view.pinned.iter().map(|row| {
@@ -105,28 +88,15 @@ pub fn pinned_table(view: &View) -> Table {
             row.best_policy.clone(),
         ]
     });
-    (header.map(String::from).to_vec(), rows.collect())
+    Table::new(header).with(rows)
 }
 
-/// Header and rows of reading ahead.
+/// Reading ahead.
 pub fn prefetch_table(rows: &[PrefetchRow]) -> Table {
-    let header = [
-        "predictor",
-        "policy",
-        "slots",
-        "misses",
-        "with",
-        "read ahead",
-        "used %",
-        "caused",
-        "GB/token",
-        "waited",
-        "read",
-        "s/token held",
-        "ahead",
-        "s/token streamed",
-        "ahead",
-    ];
+    let header = "\
+        predictor|policy|slots|misses|with|read ahead|used %|caused|GB/token|\
+        waited|read|s/token held|ahead|s/token streamed|ahead"
+        .split('|');
     let cells = rows.iter().map(|row| {
         let counts = &row.counts;
         vec![
@@ -147,34 +117,22 @@ pub fn prefetch_table(rows: &[PrefetchRow]) -> Table {
             amount(row.trunk_streamed.ahead),
         ]
     });
-    (header.map(String::from).to_vec(), cells.collect())
+    Table::new(header).with(cells)
 }
 
-/// Header and rows of the forecast: one row per budget.
+/// The forecast: one row per memory limit.
 pub fn forecast_table(forecast: &Forecast) -> Table {
-    let header = [
-        "memory",
-        "trunk",
-        "slots",
-        "policy",
-        "hit %",
-        "GB/token",
-        "trunk s",
-        "expert s",
-        "s/token",
-        "lru",
-        "optimum",
-        "prefill GB",
-        "prefill s",
-        "pins",
-    ];
+    let header = "\
+        memory|trunk|slots|policy|hit %|GB/token|trunk s|expert s|s/token|lru|\
+        optimum|prefill GB|prefill s|pins"
+        .split('|');
     let rows = forecast.recommendations.iter().map(|advice| {
-        let of_budget: Vec<&ForecastRow> = forecast
+        let of_limit: Vec<&ForecastRow> = forecast
             .rows
             .iter()
             .filter(|row| (row.memory_bytes, row.preset) == (advice.memory_bytes, advice.preset))
             .collect();
-        let by = |policy: &str| of_budget.iter().find(|row| row.policy == policy);
+        let by = |policy: &str| of_limit.iter().find(|row| row.policy == policy);
         let seconds = |row: Option<&&ForecastRow>| {
             row.map_or("-".to_string(), |row| amount(row.seconds_per_token))
         };
@@ -199,10 +157,10 @@ pub fn forecast_table(forecast: &Forecast) -> Table {
             advice.pins.len().to_string(),
         ]
     });
-    (header.map(String::from).to_vec(), rows.filter(|row| !row.is_empty()).collect())
+    Table::new(header).with(rows.filter(|row| !row.is_empty()))
 }
 
-/// Header and rows of the comparison.
+/// Forecast against measured.
 pub fn measured_table(measured: &Measured) -> Table {
     let mut header: Vec<String> = vec!["total GB".into(), "slots".into(), "measured %".into()];
     header.extend(measured.models.iter().map(|model| format!("{} %", model.name)));
@@ -225,5 +183,5 @@ pub fn measured_table(measured: &Measured) -> Table {
         cells.push(optional(row.forecast_seconds));
         cells
     });
-    (header, rows.collect())
+    Table::new(header).with(rows)
 }

@@ -34,7 +34,7 @@ pub struct ViewPlan {
     pub policies: Vec<PolicyName>,
     /// Capacities to replay, ascending.
     pub slot_counts: Vec<usize>,
-    /// Those of them that are rows of the table; the others are for budgets only.
+    /// Those of them that are rows of the table; the others are for limits only.
     pub table_slot_counts: Vec<usize>,
     /// Whether to replay pins and the bypass optimum too.
     pub full: bool,

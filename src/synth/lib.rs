@@ -13,6 +13,7 @@
 
 pub mod draw;
 pub mod error;
+mod exits;
 pub mod folder;
 pub mod index;
 pub mod layout;

@@ -1,11 +1,10 @@
-//! The report of `synth`: schema and text.
-
-use std::fmt::Write as _;
+//! The report of `synth`.
 
 use serde::Serialize;
 
 use crate::probe::Probe;
 use k3_core::host::provenance::Provenance;
+use k3_render::{Document, Table};
 
 /// Schema name and version of the JSON report.
 pub const SCHEMA: &str = "k3-verify/synth/1";
@@ -50,67 +49,60 @@ pub struct SynthReport {
 }
 
 impl SynthReport {
-    /// The report in words.
+    /// The report for people.
     #[must_use]
-    pub fn text(&self) -> String {
-        let mut text = String::new();
-        // Writing to a String cannot fail.
-        let _ = self.write(&mut text);
-        text
-    }
-
-    fn write(&self, text: &mut String) -> std::fmt::Result {
+    pub fn document(&self) -> Document {
         let of = match (self.sparse, self.seed) {
             (false, Some(seed)) => format!("seed {seed}"),
             _ => "holes".to_owned(),
         };
-        writeln!(
-            text,
+        let mut document = Document::new("k3-verify synth");
+        document.line(format!(
             "shape {}: {} layers, {} experts, vocabulary {}, {of}",
             self.shape, self.layers, self.experts, self.vocab
-        )?;
-        writeln!(
-            text,
+        ));
+        document.line(format!(
             "{} tensors, {} bytes, in {} shards of {} bytes{}",
             self.tensors,
             self.tensor_bytes,
             self.shards,
             self.shard_bytes,
             if self.index { "" } else { ", no index" }
-        )?;
+        ));
         if self.shards_kept > 0 {
-            writeln!(
-                text,
+            document.line(format!(
                 "{} shards were there, have the right header, and the right bytes wherever looked \
                  at; kept",
                 self.shards_kept
-            )?;
+            ));
         }
         match (&self.probe, &self.probe_left_out) {
-            (Some(probe), _) => write_probe(probe, text),
-            (None, Some(reason)) => writeln!(text, "statistics: not measured ({reason})"),
-            (None, None) => Ok(()),
+            (Some(probe), _) => statistics(&mut document, probe),
+            (None, Some(reason)) => document.line(format!("statistics: not measured ({reason})")),
+            (None, None) => {}
         }
+        document
     }
 }
 
-fn write_probe(probe: &Probe, text: &mut String) -> std::fmt::Result {
-    writeln!(text, "\nmeasured by the engine on {} tokens:", probe.tokens)?;
-    writeln!(text, "layer  kind   |h| rms   |h| max   router entropy, bits   experts used")?;
-    for layer in &probe.layers {
-        write!(
-            text,
-            "{:5}  {}  {:9.3}  {:9.3}",
-            layer.layer, layer.attention, layer.rms, layer.max
-        )?;
-        match &layer.router {
-            Some(router) => writeln!(
-                text,
-                "   {:6.2} of {:5.2}        {:4} of {}",
-                router.entropy_bits, router.most_bits, router.used, router.experts
-            )?,
-            None => writeln!(text, "   dense")?,
-        }
-    }
-    writeln!(text, "logits: rms {:.3}, max {:.3}", probe.logits_rms, probe.logits_max)
+fn statistics(document: &mut Document, probe: &Probe) {
+    document.gap();
+    document.line(format!("measured by the engine on {} tokens:", probe.tokens));
+    let columns = ["layer", "kind", "|h| rms", "|h| max", "router entropy, bits", "experts used"];
+    let rows = probe.layers.iter().map(|layer| {
+        let router = layer.router.as_ref();
+        vec![
+            layer.layer.to_string(),
+            layer.attention.to_owned(),
+            format!("{:.3}", layer.rms),
+            format!("{:.3}", layer.max),
+            router.map_or("dense".to_owned(), |router| {
+                format!("{:.2} of {:.2}", router.entropy_bits, router.most_bits)
+            }),
+            router.map_or(String::new(), |router| format!("{} of {}", router.used, router.experts)),
+        ]
+    });
+    document.table(Table::new(columns).with(rows));
+    let (rms, max) = (probe.logits_rms, probe.logits_max);
+    document.line(format!("logits: rms {rms:.3}, max {max:.3}"));
 }

@@ -14,6 +14,7 @@
 //! are merged pair by pair, the pair whose join has the lowest rank first.
 
 pub mod error;
+mod exits;
 pub mod markers;
 pub mod merge;
 pub mod pieces;

@@ -313,7 +313,7 @@ fn overwrite(
 /// Lower-case hexadecimal sha256.
 #[must_use]
 pub fn hex_sha256(bytes: &[u8]) -> String {
-    Sha256::digest(bytes).iter().map(|byte| format!("{byte:02x}")).collect()
+    k3_core::hex(Sha256::digest(bytes))
 }
 
 fn io_error(path: &Path) -> impl FnOnce(std::io::Error) -> FixtureError + use<> {

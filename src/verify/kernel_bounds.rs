@@ -9,7 +9,7 @@
 
 use super::kernels::{Case, Tensors, real};
 use crate::tensor_file::TensorValues;
-use k3_core::compare::Budget;
+use k3_core::compare::Tolerance;
 use k3_core::stages::StageValues;
 
 /// Relative error of one rounding to f32.
@@ -33,9 +33,9 @@ fn sigmoid(x: f64) -> f64 {
 
 /// The bound for output `name` of a case of `kernel`; ids are exact.
 #[must_use]
-pub fn f32_bound(kernel: &str, name: &str, case: &Case, expected: &TensorValues) -> Budget {
+pub fn f32_bound(kernel: &str, name: &str, case: &Case, expected: &TensorValues) -> Tolerance {
     let StageValues::Real(values) = &expected.values else {
-        return Budget::Bits;
+        return Tolerance::Bits;
     };
     let inputs = &case.inputs;
     let relative: Vec<f64> = match (kernel, name) {
@@ -54,7 +54,7 @@ pub fn f32_bound(kernel: &str, name: &str, case: &Case, expected: &TensorValues)
         _ => vec![gamma(1.0); values.len()],
     };
     let bounds = values.iter().zip(relative).map(|(value, r)| value.abs() * r + SMALLEST);
-    Budget::PerElement(bounds.collect())
+    Tolerance::PerElement(bounds.collect())
 }
 
 fn input(inputs: &Tensors, name: &str) -> Vec<f64> {
@@ -126,14 +126,14 @@ fn weighted(p: &[f64], errors: &[f64], values: &[f64], width: usize, out: &[f64]
         .collect()
 }
 
-fn softmax_sum(inputs: &Tensors, out: &[f64]) -> Budget {
+fn softmax_sum(inputs: &Tensors, out: &[f64]) -> Tolerance {
     let (scores, values) = (input(inputs, "scores"), input(inputs, "values"));
     let (p, errors) = softmax(&scores, &vec![0.0; scores.len()]);
-    Budget::PerElement(weighted(&p, &errors, &values, out.len(), out))
+    Tolerance::PerElement(weighted(&p, &errors, &values, out.len(), out))
 }
 
 /// The key of a source is RMSNorm rounded once per element, its score one rounded row product.
-fn residual_mix(inputs: &Tensors, output: &str, out: &[f64]) -> Budget {
+fn residual_mix(inputs: &Tensors, output: &str, out: &[f64]) -> Tolerance {
     let (sources, fold) = (input(inputs, "sources"), input(inputs, "fold"));
     let epsilon = input(inputs, "epsilon")[0];
     let width = fold.len();
@@ -150,15 +150,15 @@ fn residual_mix(inputs: &Tensors, output: &str, out: &[f64]) -> Budget {
     if output == "weights" {
         let total: f64 = p.iter().zip(&errors).map(|(p, e)| p * e).sum();
         let bounds = p.iter().zip(&errors).map(|(p, e)| p * (e + total) + U * p + SMALLEST);
-        return Budget::PerElement(bounds.collect());
+        return Tolerance::PerElement(bounds.collect());
     }
-    Budget::PerElement(weighted(&p, &errors, &sources, width, out))
+    Tolerance::PerElement(weighted(&p, &errors, &sources, width, out))
 }
 
 /// Absorbed attention: q' = Σ q·k rows (one rounding), the score a row product of [q' | q_rope]
 /// with the cached row (one rounding) times a rounded constant (two), softmax over the positions,
 /// the weighted latent (one), the value rows (one).
-fn attention(inputs: &Tensors, out: &[f64]) -> Budget {
+fn attention(inputs: &Tensors, out: &[f64]) -> Tolerance {
     let size = |name| input(inputs, name)[0] as usize;
     let (nope, rope, v) = (size("nope"), size("rope"), size("v"));
     let (q, cache, kv_b) = (input(inputs, "q"), input(inputs, "cache"), input(inputs, "kv_b"));
@@ -204,5 +204,5 @@ fn attention(inputs: &Tensors, out: &[f64]) -> Budget {
             }
         }
     }
-    Budget::PerElement(bounds)
+    Tolerance::PerElement(bounds)
 }

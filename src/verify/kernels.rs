@@ -12,7 +12,7 @@ use super::outcome::{NamedComparison, Outcome, Verdict};
 use super::registry::{BITS, Gate, of_kernels};
 use super::subject::{KernelCase, Precision, SubjectSource};
 use crate::tensor_file::{TensorFileError, TensorValues, read_tensors};
-use k3_core::compare::{Budget, compare};
+use k3_core::compare::{Tolerance, compare};
 use k3_core::config::RawConfig;
 use k3_core::stages::StageValues;
 
@@ -118,11 +118,11 @@ fn judge_case(
     let (kernel, is_bound) = (gate.id, gate.tolerance != BITS);
     let mut comparisons = Vec::new();
     for (name, got) in outputs {
-        let (expected, budget) = match (precision, case.bits.get(name), case.values.get(name)) {
-            (Precision::F32, Some(bits), _) if has_bits => (bits, Budget::Bits),
-            (Precision::F64, _, Some(values)) => (values, f64_budget(values)),
+        let (expected, tolerance) = match (precision, case.bits.get(name), case.values.get(name)) {
+            (Precision::F32, Some(bits), _) if has_bits => (bits, Tolerance::Bits),
+            (Precision::F64, _, Some(values)) => (values, f64_tolerance(values)),
             // F64 bits are exact values; F32 bits are the contract's, which only the engine owes.
-            (_, Some(bits), None) if !bits.is_f32 && !has_bits => (bits, Budget::Bits),
+            (_, Some(bits), None) if !bits.is_f32 && !has_bits => (bits, Tolerance::Bits),
             (Precision::F32, _, Some(values)) if has_bits || is_bound => {
                 (values, f32_bound(kernel, name, case, values))
             }
@@ -131,7 +131,7 @@ fn judge_case(
         let right = real(expected);
         let tail = right.len().min(got.len());
         // Long cases store the last rows only.
-        let record = compare(&got[got.len() - tail..], &right, &expected.shape, &budget);
+        let record = compare(&got[got.len() - tail..], &right, &expected.shape, &tolerance);
         comparisons.push(NamedComparison { name: format!("{}: {name}", case.name), record });
     }
     let asked_of_f64 = |name: &String| {
@@ -144,7 +144,7 @@ fn judge_case(
             _ => !INNER_VALUES.contains(&(kernel, name.as_str())),
         };
         if asked && !outputs.contains_key(name) {
-            let record = compare(&[], &[], &[0], &Budget::Bits);
+            let record = compare(&[], &[], &[0], &Tolerance::Bits);
             let name = format!("{}: {name}", case.name);
             comparisons.push(NamedComparison { name, record });
         }
@@ -152,12 +152,12 @@ fn judge_case(
     comparisons
 }
 
-fn f64_budget(values: &TensorValues) -> Budget {
+fn f64_tolerance(values: &TensorValues) -> Tolerance {
     match &values.values {
-        StageValues::Ids(_) => Budget::Bits,
+        StageValues::Ids(_) => Tolerance::Bits,
         StageValues::Real(values) => {
             let largest = values.iter().map(|value| value.abs()).fold(0.0, f64::max);
-            Budget::Absolute(F64_KERNEL_TOLERANCE * largest)
+            Tolerance::Absolute(F64_KERNEL_TOLERANCE * largest)
         }
     }
 }
@@ -177,7 +177,7 @@ fn summarise(comparisons: Vec<NamedComparison>) -> Outcome {
         None => {
             let worst = comparisons.iter().filter_map(|c| c.record.ratio).fold(0.0, f64::max);
             let count: usize = comparisons.iter().map(|c| c.record.count).sum();
-            format!("{count} values, worst {worst:.2e} of its budget")
+            format!("{count} values, worst {worst:.2e} of its tolerance")
         }
         Some(first) => {
             let how = match (&first.record.problem, &first.record.first_mismatch) {

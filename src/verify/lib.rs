@@ -11,6 +11,7 @@ pub mod context;
 pub mod diagnosis;
 pub mod engine_command;
 pub mod evidence;
+mod exits;
 pub mod fixtures;
 pub mod glob;
 pub mod kernel_bounds;

@@ -2,7 +2,7 @@
 //!
 //! Measured, not guessed: the f64 reference runs the same ids twice, plainly and with every stored
 //! activation rounded to the precision in question ([`k3_reference::rounding`]). A chained
-//! budget, one for values computed from values that were rounded before them, is [`FACTOR`] times
+//! tolerance, one for values computed from values that were rounded before them, is [`FACTOR`] times
 //! the largest distance between the two.
 
 use k3_core::choice::Choice as _;
@@ -20,7 +20,7 @@ use k3_core::stages::{Stage, StageDump, StageKey, StageTensor, StageValues};
 use k3_reference::rounding::{RoundedStages, rounded_formulas};
 use k3_reference::{Model, ReferenceError};
 
-/// Chained budget over noise floor.
+/// Chained tolerance over noise floor.
 pub const FACTOR: f64 = 8.0;
 
 /// The floor of one tensor.
@@ -50,7 +50,7 @@ pub struct NoiseFloor {
     /// Real-valued stages.
     pub stages: BTreeMap<StageKey, StageFloor>,
     /// The first decision (a chosen expert, an argmax) that rounding alone changes, in words. Where
-    /// there is one, the floor is that of another computation and no budget follows from it.
+    /// there is one, the floor is that of another computation and no tolerance follows from it.
     pub flipped: Option<String>,
 }
 
@@ -128,7 +128,7 @@ impl NoiseFloor {
     }
 
     /// The entry of a dump's header that carries the floors: key and JSON text. `None` where a
-    /// decision flips, since no budget follows then.
+    /// decision flips, since no tolerance follows then.
     #[must_use]
     pub fn header_entry(&self) -> Option<(String, String)> {
         if self.flipped.is_some() {

@@ -1,7 +1,7 @@
-//! The ratchet: how near to its budget each part of the shipped ladder has come so far.
+//! The ratchet: how near to its tolerance each part of the shipped ladder has come so far.
 //!
-//! A budget says what is allowed; it is derived and mostly generous. A change that makes a result
-//! four times worse is a finding even under its budget, so the observed ratios are kept in a
+//! A tolerance says what is allowed; it is derived and mostly generous. A change that makes a result
+//! four times worse is a finding even under its tolerance, so the observed ratios are kept in a
 //! committed file, and a ratio that grows fourfold turns its gate red. The file is written by
 //! `k3-verify gates --write-ratchet FILE`, and its changes are read like code.
 //!
@@ -116,9 +116,9 @@ impl Ratchet {
         let floor = one_rounding(precision);
         ratios.into_iter().find_map(|(key, ratio)| match self.ratios.get(&key) {
             None => Some(format!("ratchet: {key} is at {ratio:.2e}, nothing is recorded")),
-            Some(before) if ratio > GROWTH * before.max(floor) => {
-                Some(format!("ratchet: {key} grew from {before:.2e} to {ratio:.2e} of its budget"))
-            }
+            Some(before) if ratio > GROWTH * before.max(floor) => Some(format!(
+                "ratchet: {key} grew from {before:.2e} to {ratio:.2e} of its tolerance"
+            )),
             Some(_) => None,
         })
     }
@@ -144,14 +144,14 @@ mod tests {
     use crate::outcome::{NamedComparison, Outcome};
     use crate::registry::LADDER;
     use crate::subjects;
-    use k3_core::compare::{Budget, compare};
+    use k3_core::compare::{Tolerance, compare};
 
     fn row(gate: &'static str, differences: &[(&str, f64)]) -> GateRow {
         let mut outcome = Outcome::judged(true, "fine");
         for (name, difference) in differences {
             outcome.comparisons.push(NamedComparison {
                 name: (*name).to_owned(),
-                record: compare(&[*difference], &[0.0], &[1], &Budget::Absolute(1.0)),
+                record: compare(&[*difference], &[0.0], &[1], &Tolerance::Absolute(1.0)),
             });
         }
         let gate = LADDER.iter().find(|known| known.id == gate).unwrap();
@@ -166,7 +166,7 @@ mod tests {
     }
 
     #[test]
-    fn a_fourfold_ratio_fails_under_budget() {
+    fn a_fourfold_ratio_fails_under_tolerance() {
         let before = row("teacher-forcing", &[("logits", 0.01)]);
         let after = |ratio| verdict(&before, row("teacher-forcing", &[("logits", ratio)]));
         assert_eq!(after(0.01).0, Verdict::Pass);

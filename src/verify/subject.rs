@@ -103,7 +103,7 @@ pub type Answer = Option<Result<Outputs, SubjectError>>;
 pub trait SubjectSource: Sync {
     /// Name in reports, for example `reference`.
     fn name(&self) -> &str;
-    /// Precision of its activations, from which its budgets follow.
+    /// Precision of its activations, from which its tolerances follow.
     fn precision(&self) -> Precision;
     /// Opens a checkpoint.
     ///

@@ -5,14 +5,14 @@ use std::path::PathBuf;
 use clap::Args;
 
 use super::super::model_args::{CheckpointArgs, Ids, parse_epsilon, parse_ids};
-use super::super::output::{CommandError, OutputArgs};
+use super::super::output::{CommandError, OutputArgs, usage};
 use super::super::sizes::{parse_gigabytes, parse_id, parse_size};
 use super::super::text_input::SpecialArg;
+use super::super::threads::ThreadsArgs;
 use crate::cli::choice::choice;
 use k3_cache::policy::PolicyName;
 use k3_cache::presets;
 use k3_core::config::MLA_NORM_EPS;
-use k3_core::exit::Exit;
 
 /// Most ids to generate in one run.
 const MAX_GEN: u32 = 1_000_000;
@@ -119,17 +119,13 @@ pub struct GenerateArgs {
     /// Epsilon of the two low-rank norms in MLA
     #[arg(long, value_name = "X", default_value_t = MLA_NORM_EPS, value_parser = parse_epsilon)]
     pub mla_norm_eps: f64,
-    /// Worker threads (at most 1024)
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub threads: Option<u16>,
+    #[command(flatten)]
+    pub threads: ThreadsArgs,
     #[command(flatten)]
     pub output: OutputArgs,
 }
 
 /// Teacher forcing compares each id with the choice before it.
-///
-/// # Errors
-/// Fewer than two.
 pub fn enough_to_check(ids: usize) -> Result<(), CommandError> {
     if ids < 2 {
         return Err(usage(format!("--tf-check needs at least 2 ids, got {ids}")));
@@ -137,29 +133,20 @@ pub fn enough_to_check(ids: usize) -> Result<(), CommandError> {
     Ok(())
 }
 
-/// A usage error.
-pub fn usage(text: String) -> CommandError {
-    CommandError::new(anyhow::anyhow!(text), Exit::Usage)
-}
-
 impl GenerateArgs {
     /// What clap cannot say.
-    ///
-    /// # Errors
-    /// Chat, no prompt and no state, --special without a text.
     pub fn check(&self) -> Result<(), CommandError> {
         if self.chat {
-            let error = usage("--chat: chat is not there yet".to_owned());
+            let error = usage("--chat: chat is not there yet");
             return Err(error.hint("give the rendered conversation as --prompt or --ids"));
         }
         let text = self.prompt.is_some() || self.prompt_file.is_some();
         if self.special.is_some() && !text {
-            let error =
-                usage("--special: expected --prompt or --prompt-file, got neither".to_owned());
+            let error = usage("--special: expected --prompt or --prompt-file, got neither");
             return Err(error.hint("markers are looked for in text only"));
         }
         if !text && self.ids.is_none() && self.load_state.is_none() {
-            let error = usage("no prompt".to_owned());
+            let error = usage("no prompt");
             return Err(error.hint("give --prompt TEXT, --prompt-file FILE or --ids 1,2,3"));
         }
         match &self.ids {

@@ -4,10 +4,9 @@
 use std::io::{self, IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
 
-use super::super::output::{CommandError, Format};
-use super::super::text_input::{MAX_PROMPT_BYTES, SpecialArg, read_text, text_error};
-use super::{GenerateArgs, eprint_text, usage};
-use k3_core::exit::Exit;
+use super::super::output::{CommandError, Format, bad_input, usage};
+use super::super::text_input::{MAX_PROMPT_BYTES, SpecialArg, read_text};
+use super::{GenerateArgs, eprint_text};
 use k3_core::host::memory;
 use k3_engine::model::EngineError;
 use k3_text::ranks::FILE_NAME;
@@ -59,7 +58,7 @@ impl RunText {
         };
         let tokenizer = match &folder {
             Some(folder) => Tokenizer::open(folder).map_err(|error| other_folder(error, source))?,
-            None => Tokenizer::built_in().map_err(text_error)?,
+            None => Tokenizer::built_in()?,
         };
         if tokenizer.ranks() != K3_RANKS {
             let path = folder.unwrap_or_default().join(FILE_NAME);
@@ -68,7 +67,7 @@ impl RunText {
                 path.display(),
                 tokenizer.ranks()
             );
-            return Err(CommandError::new(error, Exit::BadInput)
+            return Err(bad_input(error)
                 .hint("without --tokenizer and without the file K3's vocabulary is built in"));
         }
         let place = folder.as_deref().map(Path::display);
@@ -98,18 +97,15 @@ impl RunText {
     }
 
     /// The text of ids; bytes that are no characters are U+FFFD.
-    ///
-    /// # Errors
-    /// An id of no vocabulary of K3's.
     pub fn decode(&self, ids: &[u32]) -> Result<String, CommandError> {
-        let bytes = self.tokenizer.decode(ids).map_err(text_error)?;
+        let bytes = self.tokenizer.decode(ids)?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 }
 
 /// A vocabulary's file that is wrong; the model's own can be passed over.
 fn other_folder(error: TextError, source: &str) -> CommandError {
-    let error = text_error(error);
+    let error = CommandError::from(error);
     if source == "--tokenizer" {
         return error;
     }
@@ -145,9 +141,6 @@ impl<'a> TextOutput<'a> {
     }
 
     /// The next id.
-    ///
-    /// # Errors
-    /// Stdout cannot be written.
     pub fn push(&mut self, id: u32) -> Result<(), EngineError> {
         let mut bytes = Vec::new();
         let decoded = self.text.tokenizer.decode_into(id, &mut bytes);
@@ -157,9 +150,6 @@ impl<'a> TextOutput<'a> {
     }
 
     /// Half a character at the end, and on a terminal the end of the line.
-    ///
-    /// # Errors
-    /// Stdout cannot be written.
     pub fn finish(mut self) -> Result<(), EngineError> {
         let rest = std::mem::take(&mut self.stream).finish();
         self.write(&rest)?;

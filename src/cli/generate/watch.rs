@@ -3,10 +3,10 @@
 use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal as _, Write as _};
 
-use super::super::output::CommandError;
-use super::super::pending_file::{PendingFile, unwritable};
+use super::super::output::{CommandError, unwritable};
+use super::super::pending_file::PendingFile;
 use super::text::TextOutput;
-use super::{GenerateArgs, Pending, engine_error, eprint_text};
+use super::{GenerateArgs, Pending, eprint_text};
 use k3_cache::trace::Phase;
 use k3_cache::trace::v1::Header;
 use k3_core::exit::Exit;
@@ -28,9 +28,6 @@ pub struct Outputs {
 
 impl Outputs {
     /// Makes them; a state file's folder is tried too.
-    ///
-    /// # Errors
-    /// One that cannot be written.
     pub fn create(args: &GenerateArgs) -> Result<Self, CommandError> {
         if let Some(path) = &args.save_state {
             PendingFile::create(path)?;
@@ -60,9 +57,6 @@ pub struct RunWatch<'a> {
 
 impl<'a> RunWatch<'a> {
     /// Begins to watch.
-    ///
-    /// # Errors
-    /// A file that cannot be written; a trace of a stack that asks for no experts.
     pub fn new(
         streamed: &'a StreamedEngine,
         outputs: Outputs,
@@ -76,8 +70,7 @@ impl<'a> RunWatch<'a> {
                 return Err(CommandError::new(error, Exit::Usage));
             }
             let recorder = Recorder::create(file.path(), Box::new(file.writer()?), &header);
-            let recorder =
-                recorder.map_err(|error| engine_error(&EngineError::source("trace", error)))?;
+            let recorder = recorder.map_err(|error| EngineError::source("trace", error))?;
             streamed.experts.record(recorder);
         }
         let logits = outputs.logits.as_ref().map(PendingFile::writer);
@@ -108,9 +101,6 @@ impl<'a> RunWatch<'a> {
 
     /// The steps of a run that was interrupted, whose text ends here; logits and trace are given up
     /// with their files.
-    ///
-    /// # Errors
-    /// Stdout cannot be written.
     pub fn give_up(mut self) -> Result<Vec<StepRow>, CommandError> {
         self.end_text()?;
         Ok(self.steps)
@@ -119,19 +109,18 @@ impl<'a> RunWatch<'a> {
     /// Ends the text, and shows the table that waited for it.
     fn end_text(&mut self) -> Result<(), CommandError> {
         let ended = self.text.take().map_or(Ok(()), TextOutput::finish);
-        ended.map_err(|error| engine_error(&error))?;
+        ended?;
         if self.is_shared {
             let rows = self.steps.iter().enumerate();
-            let rows: String = rows.map(|(index, row)| row.line(index) + "\n").collect();
-            eprint_text(&format!("{}\n{rows}", StepRow::HEAD));
+            let table = StepRow::live_table();
+            let rows: String =
+                rows.map(|(index, row)| table.lines_of(&row.live_row(index))).collect();
+            eprint_text(&format!("{}\n{rows}", table.head()));
         }
         Ok(())
     }
 
     /// Ends text, logits and trace; the files still have to be given their names.
-    ///
-    /// # Errors
-    /// One that cannot be written to its end.
     pub fn finish(mut self) -> Result<(Vec<StepRow>, Pending), CommandError> {
         self.end_text()?;
         if let (Some(logits), Some(file)) = (&mut self.logits, &self.outputs.logits) {
@@ -139,7 +128,7 @@ impl<'a> RunWatch<'a> {
             flushed.map_err(|reason| unwritable(file.path(), &reason))?;
         }
         let ended = self.streamed.experts.finish_record();
-        ended.map_err(|error| engine_error(&EngineError::source("trace", error)))?;
+        ended.map_err(|error| EngineError::source("trace", error))?;
         let files = [self.outputs.logits, self.outputs.trace];
         Ok((self.steps, files.into_iter().flatten().collect()))
     }
@@ -155,7 +144,7 @@ impl Watch for RunWatch<'_> {
             return Err(EngineError::Interrupted);
         }
         if self.steps.is_empty() && !self.is_shared {
-            eprint_text(&format!("{}\n", StepRow::HEAD));
+            eprint_text(&format!("{}\n", StepRow::live_table().head()));
         }
         self.before = self.counters();
         let begun = self.streamed.experts.begin_step(phase, first, count);
@@ -179,7 +168,7 @@ impl Watch for RunWatch<'_> {
             wait_seconds: waited as f64 / 1e9,
         };
         if !self.is_shared {
-            eprint_text(&format!("{}\n", row.line(self.steps.len())));
+            eprint_text(&StepRow::live_table().lines_of(&row.live_row(self.steps.len())));
         }
         self.steps.push(row);
         let file = self.outputs.logits.as_ref();

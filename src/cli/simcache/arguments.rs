@@ -2,29 +2,27 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::Args;
-use thiserror::Error;
-
-use super::super::output::OutputArgs;
+use super::super::output::{CommandError, OutputArgs, usage};
+use super::super::sizes::parse_size;
+use super::super::threads::ThreadsArgs;
 use crate::cli::choice::choice;
+use clap::Args;
 use k3_cache::policy::PolicyName;
 use k3_cache::presets::PRESETS;
 use k3_cache::shape::ModelShape;
 use k3_cache::slot_table::{Requests, Reserve};
 use k3_cache::trace::Trace;
-use k3_simcache::forecast::{ASSUMED_DISK_RATE, Budget, K3_FIXED_BYTES, K3_TRUNK_BYTES, Machine};
-use k3_simcache::measured::Rung;
+use k3_gates::layers::range::LayerRange;
+use k3_simcache::forecast::{
+    ASSUMED_DISK_RATE, K3_FIXED_BYTES, K3_TRUNK_BYTES, Machine, MemoryLimit,
+};
+use k3_simcache::measured::MeasuredLimit;
 use k3_simcache::order::Order;
 use k3_simcache::prefetch::PrefetchPlan;
 use k3_simcache::study::StudyPlan;
 
 /// Most slots that may be asked for: more than any model has experts.
 const MAX_SLOTS: u64 = 1 << 24;
-
-/// A bad argument that only the trace could show to be bad.
-#[derive(Debug, Error)]
-#[error("{0}")]
-pub struct Usage(pub String);
 
 /// Study the expert cache offline: hit rates at every capacity, bytes and seconds per token
 #[derive(Debug, Clone, Args)]
@@ -55,7 +53,7 @@ pub struct SimcacheArgs {
     /// Capacities in GB (10^9 bytes), comma separated
     #[arg(long, value_name = "X,X", value_delimiter = ',', value_parser = positive)]
     pub cache_gb: Vec<f64>,
-    /// Memory budgets to forecast, such as 8GB,64GiB; default for a large model: the ladder's
+    /// Memory limits to forecast, such as 8GB,64GiB; default for a large model: the published ones
     #[arg(long, value_name = "SIZE,SIZE", value_delimiter = ',', value_parser = size)]
     pub memory: Vec<u64>,
     /// Forecast a preset (repeatable)
@@ -73,15 +71,16 @@ pub struct SimcacheArgs {
     /// Memory besides trunk and experts; default for K3: 6.65GB
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub fixed: Option<u64>,
-    /// Hold the forecast against a measured ladder (tab-separated)
+    /// Hold the forecast against what was measured under several memory limits: a tab-separated
+    /// table, as bench writes it
     #[arg(long, value_name = "FILE")]
     pub measured: Option<PathBuf>,
-    /// Error in points of hit rate up to which the ladder agrees
+    /// Error in points of hit rate up to which they agree
     #[arg(long, value_name = "POINTS", default_value_t = 1.0, value_parser = not_negative)]
     pub tolerance: f64,
     /// Keep only these layers (0..92, both ends included; 7; 0,3,91..92)
     #[arg(long, value_name = "RANGE")]
-    pub layers: Option<String>,
+    pub layers: Option<LayerRange>,
     /// Keep only the first N positions
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub positions: Option<u32>,
@@ -100,16 +99,15 @@ pub struct SimcacheArgs {
     /// Write the requests, in the order studied, as CSV for libCacheSim
     #[arg(long, value_name = "FILE")]
     pub csv: Option<PathBuf>,
-    /// Worker threads (at most 1024)
-    #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=1024))]
-    pub threads: Option<u16>,
+    #[command(flatten)]
+    pub threads: ThreadsArgs,
     #[command(flatten)]
     pub output: OutputArgs,
 }
 
 impl SimcacheArgs {
     /// The shape that headerless traces are held against.
-    pub fn shape(&self) -> Result<ModelShape, Usage> {
+    pub fn shape(&self) -> Result<ModelShape, CommandError> {
         let k3 = ModelShape::K3;
         let shape = ModelShape {
             layer_count: self.model_layers.unwrap_or(k3.layer_count),
@@ -127,13 +125,13 @@ impl SimcacheArgs {
         match shape.first_bad_field() {
             None => Ok(shape),
             Some((field, value, allowed)) => {
-                Err(Usage(format!("{} is {value}, allowed is {allowed}", option(field))))
+                Err(usage(format!("{} is {value}, allowed is {allowed}", option(field))))
             }
         }
     }
 
     /// Options that describe a headerless trace must not contradict a header.
-    pub fn check_against(&self, trace: &Trace, path: &Path) -> Result<(), Usage> {
+    pub fn check_against(&self, trace: &Trace, path: &Path) -> Result<(), CommandError> {
         let Some(header) = &trace.header else {
             return Ok(());
         };
@@ -150,23 +148,30 @@ impl SimcacheArgs {
         for (option, given, stated) in given {
             if let Some(given) = given.filter(|&given| given != stated) {
                 let path = path.display();
-                return Err(Usage(format!("{option} {given}, but {path} states {stated}")));
+                return Err(usage(format!("{option} {given}, but {path} states {stated}")));
             }
         }
         Ok(())
     }
 
     /// The checked plan for traces like `trace`.
-    pub fn plan(&self, trace: &Trace, ladder: Option<Vec<Rung>>) -> Result<StudyPlan, Usage> {
+    pub fn plan(
+        &self,
+        trace: &Trace,
+        measured: Option<Vec<MeasuredLimit>>,
+    ) -> Result<StudyPlan, CommandError> {
         let shape = &trace.shape;
         let by_gb = self.cache_gb.iter().map(|gb| (gb * 1e9 / shape.expert_bytes as f64) as usize);
         let slot_counts: Vec<usize> =
             self.slots.iter().map(|&slots| slots as usize).chain(by_gb).collect();
         if slot_counts.iter().any(|&slots| slots == 0 || slots as u64 > MAX_SLOTS) {
-            return Err(Usage("--cache-gb gives a cache of no slots, or of too many".to_string()));
+            return Err(usage("--cache-gb gives a cache of no slots, or of too many".to_string()));
         }
         let keep_layers = match &self.layers {
-            Some(text) => Some((layers(text, shape.layer_count)?, text.clone())),
+            Some(range) => {
+                let layers = range.resolve(shape.layer_count as usize)?;
+                Some((layers.into_iter().map(|layer| layer as u16).collect(), range.to_string()))
+            }
             None => None,
         };
         let mut policies: Vec<PolicyName> = Vec::new();
@@ -182,28 +187,28 @@ impl SimcacheArgs {
             policies,
             prefetch: self.prefetch.clone(),
             slot_counts,
-            budgets: self.budgets(),
+            limits: self.limits(),
             machine: self.machine(trace),
-            ladder,
+            measured,
             tolerance_points: self.tolerance,
             keep_layers,
             keep_positions: self.positions,
         })
     }
 
-    fn budgets(&self) -> Option<Vec<Budget>> {
+    fn limits(&self) -> Option<Vec<MemoryLimit>> {
         let mut memory = self.memory.clone();
         memory.sort_unstable();
         memory.dedup();
-        let mut budgets: Vec<Budget> =
-            memory.into_iter().map(|bytes| Budget::Memory { bytes }).collect();
+        let mut limits: Vec<MemoryLimit> =
+            memory.into_iter().map(|bytes| MemoryLimit::Memory { bytes }).collect();
         let chosen = PRESETS.iter().filter(|preset| self.preset.iter().any(|p| p == preset.name));
-        budgets.extend(chosen.map(|preset| Budget::Preset {
+        limits.extend(chosen.map(|preset| MemoryLimit::Preset {
             name: preset.name,
             trunk_bytes: (preset.trunk_gb * 1e9) as u64,
             expert_bytes: (preset.expert_gb * 1e9) as u64,
         }));
-        (!budgets.is_empty()).then_some(budgets)
+        (!limits.is_empty()).then_some(limits)
     }
 
     /// K3's trunk and fixed memory only for K3's shape; other models have to state theirs.
@@ -241,50 +246,12 @@ fn not_negative(text: &str) -> Result<f64, String> {
     }
 }
 
-/// A size with its unit: 8GB (10^9), 8GiB (2^30), 512MB, 100B.
+/// A size with its unit, such as 8GB: a bare number would pass for GB and mean bytes.
 fn size(text: &str) -> Result<u64, String> {
-    let wrong = || "expected a size with its unit, such as 8GB, 64GiB or 500MB".to_string();
-    let digits = text.find(|c: char| !c.is_ascii_digit() && c != '.').ok_or_else(wrong)?;
-    let (number, unit) = text.split_at(digits);
-    let factor = match unit.to_ascii_lowercase().as_str() {
-        "b" => 1.0,
-        "kb" => 1e3,
-        "mb" => 1e6,
-        "gb" => 1e9,
-        "tb" => 1e12,
-        "kib" => 1024.0,
-        "mib" => 1_048_576.0,
-        "gib" => 1_073_741_824.0,
-        "tib" => 1_099_511_627_776.0,
-        _ => return Err(wrong()),
-    };
-    let bytes = number.parse::<f64>().map_err(|_| wrong())? * factor;
-    if bytes.is_finite() && bytes <= 1e18 { Ok(bytes as u64) } else { Err(wrong()) }
-}
-
-/// Layers of a range such as `0..92` (both ends included), `7`, `0,3,91..92` or `all`.
-fn layers(text: &str, layer_count: u32) -> Result<Vec<u16>, Usage> {
-    if text == "all" {
-        return Ok((0..layer_count as u16).collect());
+    if text.ends_with(|c: char| c.is_ascii_digit()) {
+        return Err("expected a size with its unit, such as 8GB, 64GiB or 500MB".to_string());
     }
-    let wrong = |part: &str| {
-        let last = layer_count - 1;
-        Usage(format!("--layers: '{part}' is no layer or range of layers within 0..{last}"))
-    };
-    let layer = |part: &str, whole: &str| {
-        let layer = part.parse::<u32>().ok().filter(|&layer| layer < layer_count);
-        layer.map(|layer| layer as u16).ok_or_else(|| wrong(whole))
-    };
-    let mut layers = Vec::new();
-    for part in text.split(',') {
-        let (first, last) = part.split_once("..").unwrap_or((part, part));
-        let (first, last) = (layer(first, part)?, layer(last, part)?);
-        if first > last {
-            return Err(wrong(part));
-        }
-        layers.extend(first..=last);
-    }
-    Ok(layers)
+    parse_size(text)
 }
 
 #[cfg(test)]
@@ -297,15 +264,6 @@ mod tests {
         assert_eq!(size("1.5gib"), Ok(1_610_612_736));
         for bad in ["8", "GB", "8XB", "-1GB", "1e3GB", ""] {
             assert!(size(bad).is_err(), "{bad}");
-        }
-    }
-
-    #[test]
-    fn layer_ranges_include_both_ends() {
-        assert_eq!(layers("0,3,91..92", 93).unwrap(), [0, 3, 91, 92]);
-        assert_eq!(layers("all", 3).unwrap(), [0, 1, 2]);
-        for bad in ["93", "5..4", "", "a", "1..", "0..93"] {
-            assert!(layers(bad, 93).is_err(), "{bad}");
         }
     }
 }

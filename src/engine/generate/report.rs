@@ -1,7 +1,5 @@
 //! The report of a run: what was chosen, what it cost, what was planned and what was measured.
 
-use std::fmt::Write as _;
-
 use serde::Serialize;
 
 use super::run::{Step, TeacherForcing};
@@ -9,6 +7,7 @@ use crate::memory::MemoryPlan;
 use crate::memory::plan::in_units;
 use k3_cache::slot_table::Counters;
 use k3_core::host::provenance::Provenance;
+use k3_render::{Row, Table, left, right};
 
 /// Schema of the report.
 pub const SCHEMA: &str = "k3-verify/generate/1";
@@ -34,22 +33,33 @@ pub struct StepRow {
 }
 
 impl StepRow {
-    /// Head of the step table.
-    pub const HEAD: &'static str =
-        "  step      id   seconds  hit %         read   wait %      tok/s";
-
-    /// A line of the step table.
+    /// The step table that is shown while the run goes on, without rows.
     #[must_use]
-    pub fn line(&self, index: usize) -> String {
-        let id = self.step.id.map_or("-".to_owned(), |id| id.to_string());
-        let read = in_units(self.expert_bytes + self.trunk_bytes);
+    pub fn live_table() -> Table {
+        let columns = [("step", 6), ("id", 7), ("seconds", 9), ("hit %", 6), ("read", 12)];
+        let columns = columns.into_iter().chain([("wait %", 8), ("tok/s", 10)]);
+        Table::new(columns.map(|(head, width)| right(head, width)))
+    }
+
+    /// Its row of this step.
+    #[must_use]
+    pub fn live_row(&self, index: usize) -> Row {
         let seconds = self.step.seconds;
-        format!(
-            "{index:>6} {id:>7} {seconds:>9.3} {:>6.2} {read:>12} {:>8.1} {:>10.4}",
-            percent(self.hits as f64, self.requests as f64),
-            percent(self.wait_seconds, seconds),
-            if seconds > 0.0 { 1.0 / seconds } else { 0.0 },
-        )
+        let cells = vec![
+            index.to_string(),
+            self.step.id.map_or("-".to_owned(), |id| id.to_string()),
+            format!("{seconds:.3}"),
+            format!("{:.2}", percent(self.hits as f64, self.requests as f64)),
+            in_units(self.expert_bytes + self.trunk_bytes),
+            format!("{:.1}", percent(self.wait_seconds, seconds)),
+            format!("{:.4}", self.tokens_per_second()),
+        ];
+        Row { cells, below: Vec::new() }
+    }
+
+    /// Steps of this length in a second.
+    pub(super) fn tokens_per_second(&self) -> f64 {
+        if self.step.seconds > 0.0 { 1.0 / self.step.seconds } else { 0.0 }
     }
 }
 
@@ -164,26 +174,24 @@ pub struct RunReport {
 }
 
 impl RunReport {
-    /// The lines under the step table.
+    /// What the run cost.
     #[must_use]
-    pub fn summary(&self) -> String {
-        let mut text = String::new();
+    pub fn summary(&self) -> Table {
+        let mut table = Table::new([left("", 0), left("", 0)]);
         let totals = &self.totals;
-        let table = &totals.experts;
-        // Writing to a String cannot fail.
-        let _ = writeln!(
-            text,
-            "experts: {} requests, {} hits ({:.2} %), {} evictions, {} read",
-            table.hits + table.misses,
-            table.hits,
+        let experts = &totals.experts;
+        let cost = format!(
+            "{} requests, {} hits ({:.2} %), {} evictions, {} read",
+            experts.hits + experts.misses,
+            experts.hits,
             totals.hit_percent,
-            table.evictions,
+            experts.evictions,
             in_units(totals.expert_bytes)
         );
-        let _ = writeln!(
-            text,
-            "trunk:   {} layer uses, {} of pinned layers, {} of others, {} of them read ahead in \
-             time; {} read at the start, {} streamed",
+        table.row(["experts:", &cost]);
+        let cost = format!(
+            "{} layer uses, {} of pinned layers, {} of others, {} of them read ahead in time; {} \
+             read at the start, {} streamed",
             totals.layer_uses,
             totals.layer_pinned_uses,
             totals.layer_uses - totals.layer_pinned_uses,
@@ -191,32 +199,30 @@ impl RunReport {
             in_units(totals.pinned_bytes),
             in_units(totals.trunk_bytes)
         );
-        let _ = writeln!(
-            text,
-            "time:    {:.3} s, {:.1} % of it waiting for the disk",
-            totals.seconds, totals.io_share_percent
-        );
+        table.row(["trunk:", &cost]);
+        let (seconds, share) = (totals.seconds, totals.io_share_percent);
+        table.row(["time:", &format!("{seconds:.3} s, {share:.1} % of it waiting for the disk")]);
         if let Some(peak) = &self.peak {
-            let _ = writeln!(
-                text,
-                "memory:  peak resident {}, planned {}: {} apart, {} {}",
+            let cost = format!(
+                "peak resident {}, planned {}: {} apart, {} {} allowed",
                 in_units(peak.peak_resident_bytes),
                 in_units(peak.planned_bytes),
                 in_units(peak.planned_bytes.abs_diff(peak.peak_resident_bytes)),
                 if peak.within { "within the" } else { "MORE than the" },
-                format_args!("{} allowed", in_units(peak.tolerated_bytes))
+                in_units(peak.tolerated_bytes)
             );
+            table.row(["memory:", &cost]);
         }
         if let Some(forced) = &self.teacher_forcing {
-            let _ = writeln!(
-                text,
-                "teacher forcing: {} of {} positions ({:.2} %)",
+            let cost = format!(
+                "{} of {} positions ({:.2} %)",
                 forced.tf_matches,
                 forced.tf_positions,
                 100.0 * forced.tf_agreement
             );
+            table.row(["teacher forcing:", &cost]);
         }
-        text
+        table
     }
 
     /// How far an interrupted run came.
@@ -251,24 +257,6 @@ impl RunReport {
                 format!("COMPLETE: {chosen} ids generated after a prompt of {fed}")
             }
         }
-    }
-
-    /// The whole report as text.
-    #[must_use]
-    pub fn text(&self) -> String {
-        let mut text = String::new();
-        let _ = writeln!(text, "{}", self.verdict());
-        let _ = writeln!(text, "generated ids: {}", join(&self.generated_ids));
-        if let Some(generated) = &self.generated_text {
-            // Quoted: no line end or control character of it passes for one of the report's.
-            let _ = writeln!(text, "generated text: {generated:?}");
-        }
-        let _ = write!(text, "memory plan\n{}", self.plan.text());
-        let _ = writeln!(text, "{}", StepRow::HEAD);
-        for (index, row) in self.steps.iter().enumerate() {
-            let _ = writeln!(text, "{}", row.line(index));
-        }
-        text + &self.summary()
     }
 }
 

@@ -26,6 +26,7 @@ use thiserror::Error;
 
 use crate::model::{Shape, State};
 use k3_checkpoint::identity::Identity;
+use k3_core::host::files::replace_file_by;
 
 const MAGIC: [u8; 8] = [0x89, b'K', b'3', b'S', b'\r', b'\n', 0x1a, b'\n'];
 const VERSION: u32 = 1;
@@ -195,15 +196,8 @@ impl<T: Read> Read for Hashing<T> {
 /// # Errors
 /// [`StateError::Io`].
 pub fn save(path: &Path, header: &Header, state: &State) -> Result<(), StateError> {
-    let write = || -> io::Result<()> {
-        let file = k3_core::host::files::temporary_beside(path)?;
-        // The file itself: its wrapper would put the temporary name into every error.
-        put_all(file.as_file(), header, state)?;
-        file.as_file().sync_all()?;
-        file.persist(path).map_err(|error| error.error)?;
-        Ok(())
-    };
-    write().map_err(|reason| StateError::Io { path: path.to_owned(), reason })
+    let written = replace_file_by(path, |file| put_all(file, header, state));
+    written.map_err(|reason| StateError::Io { path: path.to_owned(), reason })
 }
 
 /// Everything in the order of the file, and its hash.

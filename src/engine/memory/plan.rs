@@ -10,6 +10,7 @@ use thiserror::Error;
 
 use super::trunk::{self, Pinned};
 use crate::model::{AttentionKind, LayerShape, Shape, Workspace};
+use k3_render::{Table, left, right};
 
 /// Peak and plan may differ by this share of the plan …
 pub const TOLERATED_SHARE: f64 = 0.05;
@@ -385,21 +386,19 @@ impl Demand {
 }
 
 impl MemoryPlan {
-    /// Text for people: one line per component.
+    /// For people: one line per component.
     #[must_use]
-    pub fn text(&self) -> String {
-        use std::fmt::Write as _;
-        let mut text = String::new();
+    pub fn table(&self) -> Table {
+        let mut table = Table::new([left("component", 0), right("size", 0), left("what", 0)]);
         for line in &self.components {
-            let bytes = in_units(line.bytes);
-            // Writing to a String cannot fail.
-            let _ = writeln!(text, "  {:<16} {bytes:>12}  {}", line.name, line.what);
+            table.row([line.name, &in_units(line.bytes), &line.what]);
         }
-        let _ = writeln!(text, "  {:<16} {:>12}", "total", in_units(self.total_bytes));
+        table.row(["total", &in_units(self.total_bytes), "the sum"]);
         if let Some(limit) = self.limit_bytes {
-            let _ = writeln!(text, "  {:<16} {:>12}", "limit", in_units(limit));
+            let whose = "of the machine, its control group or --memory";
+            table.row(["limit", &in_units(limit), whose]);
         }
-        text
+        table
     }
 
     /// How far peak and plan may be apart.

@@ -31,6 +31,8 @@ use super::model::trunk_run;
 use super::runs::{Placed, Run, Stretch};
 use k3_checkpoint::identity::{Identity, identity};
 use k3_checkpoint::{Binding, Checkpoint, Dtype};
+use k3_core::hex;
+use k3_core::host::files::replace_file_by;
 
 /// Name of the manifest.
 pub const MANIFEST: &str = "trunk.json";
@@ -110,10 +112,6 @@ pub struct Packed {
 
 fn io_error(path: &Path, reason: io::Error) -> PackError {
     PackError::Io { path: path.to_owned(), reason }
-}
-
-fn hex(digest: &[u8]) -> String {
-    digest.iter().map(|byte| format!("{byte:02x}")).collect()
 }
 
 /// Who is told how far a pack is, and says whether to go on.
@@ -287,7 +285,7 @@ fn copy(
     if put(&[0; BLOCK_BYTES][..padding])?.is_break() {
         return Ok(ControlFlow::Break(()));
     }
-    Ok(ControlFlow::Continue(hex(&hash.finalize())))
+    Ok(ControlFlow::Continue(hex(hash.finalize())))
 }
 
 /// Reads everything again.
@@ -319,7 +317,7 @@ fn verify(
                 });
             }
         }
-        let found = hex(&hash.finalize());
+        let found = hex(hash.finalize());
         if found != layer.sha256 {
             // The manifest of the part vouches for something that is not there.
             let folder = path.parent().unwrap_or(Path::new("."));
@@ -353,17 +351,12 @@ fn publish(folder: &Path, manifest: &Manifest, part: &Path) -> Result<(), PackEr
     Ok(())
 }
 
-/// Writes under a temporary name, then renames.
 fn write_manifest(path: &Path, manifest: &Manifest) -> Result<(), PackError> {
-    let write = || -> io::Result<()> {
-        let mut file = k3_core::host::files::temporary_beside(path)?;
-        serde_json::to_writer_pretty(file.as_file_mut(), manifest)?;
-        file.as_file_mut().write_all(b"\n")?;
-        file.as_file().sync_all()?;
-        file.persist(path).map_err(|error| error.error)?;
-        Ok(())
-    };
-    write().map_err(|reason| io_error(path, reason))
+    let written = replace_file_by(path, |file| {
+        serde_json::to_writer_pretty(&mut *file, manifest)?;
+        file.write_all(b"\n")
+    });
+    written.map_err(|reason| io_error(path, reason))
 }
 
 /// An opened pack.

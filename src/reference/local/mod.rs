@@ -1,4 +1,4 @@
-//! Local budgets: every stage recomputed from the SUBJECT's own inputs to it.
+//! Local tolerances: every stage recomputed from the SUBJECT's own inputs to it.
 //!
 //! A chained comparison mixes a stage's own error with all that came before. Here each stage of a
 //! dump is computed anew in f64 by the released formulas from what the subject itself stored for
@@ -90,7 +90,7 @@ use super::model::{ClosingWeights, Model, embed};
 use super::released::{norm_eps, opens_block};
 use super::rows::map_rows;
 use super::{AsComputed, RELEASED};
-use k3_core::compare::{Budget, Comparison, compare};
+use k3_core::compare::{Comparison, Tolerance, compare};
 use k3_core::config::RawConfig;
 use k3_core::stages::{Stage, StageDump, StageKey, StageValues};
 
@@ -173,7 +173,7 @@ impl LocalStage {
     #[must_use]
     pub fn judge(&self, dump: &StageDump) -> Comparison {
         let refuse = |reason: String| {
-            let mut record = compare(&[], &[], &[0], &Budget::Bits);
+            let mut record = compare(&[], &[], &[0], &Tolerance::Bits);
             record.problem = Some(reason);
             record
         };
@@ -188,12 +188,12 @@ impl LocalStage {
                 if bound.iter().any(|bound| bound.is_infinite()) {
                     return refuse("no bound: an error outgrew its divisor".to_owned());
                 }
-                compare(got, expected, &self.shape, &Budget::PerElement(bound.clone()))
+                compare(got, expected, &self.shape, &Tolerance::PerElement(bound.clone()))
             }
             (StageValues::Ids(got), LocalValues::Ids { expected, .. }) => {
                 let real =
                     |ids: &[i32]| -> Vec<f64> { ids.iter().map(|id| (*id).into()).collect() };
-                compare(&real(got), &real(expected), &self.shape, &Budget::Bits)
+                compare(&real(got), &real(expected), &self.shape, &Tolerance::Bits)
             }
             _ => refuse("ids where numbers belong, or the other way round".to_owned()),
         }

@@ -130,6 +130,5 @@ fn hash(path: &Path, done: &dyn Fn(u64)) -> io::Result<String> {
             Err(error) => return Err(error),
         }
     }
-    let digest = hash.finalize();
-    Ok(digest.iter().map(|byte| format!("{byte:02x}")).collect())
+    Ok(k3_core::hex(hash.finalize()))
 }

@@ -56,6 +56,21 @@ impl Findings {
         self.listed.extend(other.listed.into_iter().take(room));
     }
 
+    /// A line for each that is listed, and for the rest their number.
+    #[must_use]
+    pub fn lines(&self) -> Vec<String> {
+        let line = |Finding { file, tensor, what }: &Finding| match tensor {
+            Some(tensor) => format!("{file}: {tensor}: {what}"),
+            None => format!("{file}: {what}"),
+        };
+        let mut lines: Vec<String> = self.listed.iter().map(line).collect();
+        let more = self.count - self.listed.len() as u64;
+        if more > 0 {
+            lines.push(format!("… and {more} more"));
+        }
+        lines
+    }
+
     /// Whether there is none.
     #[must_use]
     pub fn is_empty(&self) -> bool {

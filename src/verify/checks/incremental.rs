@@ -8,7 +8,7 @@ use crate::context::Context;
 use crate::outcome::{NamedComparison, Outcome, Verdict};
 use crate::registry::Needs;
 use crate::subject::{Generation, Logits, SubjectError};
-use k3_core::compare::{Budget, compare};
+use k3_core::compare::{Tolerance, compare};
 use k3_core::stages::NoStages;
 
 /// Lengths of the pieces in which a long sequence is fed; the rest follows as one more piece.
@@ -75,9 +75,9 @@ fn own_decoding(context: &Context<'_>, generation: &Generation) -> Result<Outcom
     let set = context.set;
     let (first, logits) = (set.prompt_ids.len() - 1, &generation.logits);
     let range = first * logits.vocabulary..(first + logits.rows) * logits.vocabulary;
-    let budget = Budget::Absolute(context.logits_tolerance(&set.full.ids)?);
+    let tolerance = Tolerance::Absolute(context.logits_tolerance(&set.full.ids)?);
     let shape = [logits.rows, logits.vocabulary];
-    let record = compare(&logits.values, &set.full.logits[range.clone()], &shape, &budget);
+    let record = compare(&logits.values, &set.full.logits[range.clone()], &shape, &tolerance);
     let same_ids = generation.ids == set.greedy_ids;
     let passed = same_ids && record.passed && !set.greedy_ids.is_empty();
     let named = NamedComparison { name: "logits.f64, generated positions".to_owned(), record };
@@ -95,7 +95,7 @@ fn own_decoding(context: &Context<'_>, generation: &Generation) -> Result<Outcom
         };
         let ratio = named.record.ratio.unwrap_or(f64::NAN);
         let of = set.greedy_ids.len();
-        format!("{of} ids; {rows} of {of} rows of logits at {ratio:.2e} of their budget, {bits}")
+        format!("{of} ids; {rows} of {of} rows of logits at {ratio:.2e} of their tolerance, {bits}")
     };
     let mut outcome = Outcome::judged(passed, summary);
     outcome.comparisons.push(named);
@@ -131,7 +131,7 @@ pub fn append(logits: &mut Logits, more: Logits) {
 #[must_use]
 pub fn same_bits(name: &str, carried: &Logits, recomputed: &Logits) -> NamedComparison {
     let shape = [recomputed.rows, recomputed.vocabulary];
-    let record = compare(&carried.values, &recomputed.values, &shape, &Budget::Bits);
+    let record = compare(&carried.values, &recomputed.values, &shape, &Tolerance::Bits);
     NamedComparison { name: name.to_owned(), record }
 }
 

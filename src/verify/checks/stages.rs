@@ -1,7 +1,7 @@
 //! Stages: every intermediate value for which the set has an answer, in execution order, so that
 //! a failure names the first place where the subject leaves the right path.
 //!
-//! Budgets. The set's stage tensors are f64 and so is the reference: what may differ is the order
+//! Tolerances. The set's stage tensors are f64 and so is the reference: what may differ is the order
 //! of summation and the last bits of `exp`, and the set's own tolerance for f64 logits is taken
 //! relative to the largest value of each tensor. An f32 subject is held to the set's tolerance for
 //! f32 in the same way, and to LOCAL bounds: the reference recomputes each stage from the subject's
@@ -12,15 +12,15 @@ use crate::context::Context;
 use crate::evidence::{LayerOutputs, RouterAnswers};
 use crate::outcome::{NamedComparison, Outcome};
 use crate::subject::{Precision, SubjectError};
-use k3_core::compare::{Budget, Comparison, compare};
+use k3_core::compare::{Comparison, Tolerance, compare};
 use k3_core::stages::{Stage, StageDump, StageKey, StageTensor, StageValues};
 use k3_reference::local::{Arithmetic, recompute};
 use k3_reference::{Model, ReferenceError};
 
-/// Budget on layer outputs that were made in f32.
-const F32_LAYER_OUTPUT_BUDGET: f64 = 1e-3;
-/// Budget on routing weights that were made in f32.
-const F32_ROUTER_WEIGHT_BUDGET: f64 = 5e-5;
+/// Tolerance on layer outputs that were made in f32.
+const F32_LAYER_OUTPUT_TOLERANCE: f64 = 1e-3;
+/// Tolerance on routing weights that were made in f32.
+const F32_ROUTER_WEIGHT_TOLERANCE: f64 = 5e-5;
 
 /// Runs the gate.
 #[must_use]
@@ -92,7 +92,7 @@ fn summarise(comparisons: Vec<NamedComparison>) -> Outcome {
                 .filter_map(|c| Some((c.record.ratio?, &c.name)))
                 .max_by(|a, b| a.0.total_cmp(&b.0));
             let worst = worst.map_or_else(String::new, |(ratio, name)| {
-                format!(", worst {name} at {ratio:.2e} of its budget")
+                format!(", worst {name} at {ratio:.2e} of its tolerance")
             });
             format!("{} tensors{worst}", comparisons.len())
         }
@@ -107,8 +107,8 @@ fn describe(comparison: &NamedComparison) -> String {
     match (&record.problem, &record.first_mismatch) {
         (Some(problem), _) => format!("{}: {problem}", comparison.name),
         (None, Some(first)) => format!(
-            "{} at {:?}: expected {:e}, got {:e}, budget {}",
-            comparison.name, first.index, first.expected, first.got, record.budget
+            "{} at {:?}: expected {:e}, got {:e}, tolerance {}",
+            comparison.name, first.index, first.expected, first.got, record.tolerance
         ),
         (None, None) => comparison.name.clone(),
     }
@@ -132,11 +132,11 @@ fn one_stage(
     let record = match (&got.values, &expected.values) {
         (StageValues::Real(got), StageValues::Real(right)) => {
             let largest = right.iter().map(|v| v.abs()).fold(0.0, f64::max);
-            let budget = Budget::Absolute(stage_tolerance(context) * largest);
-            compare(got, right, &expected.shape, &budget)
+            let tolerance = Tolerance::Absolute(stage_tolerance(context) * largest);
+            compare(got, right, &expected.shape, &tolerance)
         }
         (StageValues::Ids(got), StageValues::Ids(right)) => {
-            compare(&as_real(got), &as_real(right), &expected.shape, &Budget::Bits)
+            compare(&as_real(got), &as_real(right), &expected.shape, &Tolerance::Bits)
         }
         _ => absent(),
     };
@@ -153,7 +153,7 @@ fn stage_tolerance(context: &Context<'_>) -> f64 {
 
 /// A record that cannot pass: the subject did not yield the value.
 fn absent() -> Comparison {
-    let mut record = compare(&[], &[], &[0], &Budget::Bits);
+    let mut record = compare(&[], &[], &[0], &Tolerance::Bits);
     record.problem = Some("the subject did not yield it".to_owned());
     record
 }
@@ -170,9 +170,9 @@ fn router_answers(
 ) -> Vec<NamedComparison> {
     let shape = [answers.rows, answers.top_k];
     let per_layer = answers.rows * answers.top_k;
-    let weight_budget = match context.source.precision() {
-        Precision::F64 if !answers.is_f32 => Budget::Absolute(context.set.f64_tolerance),
-        _ => Budget::Absolute(F32_ROUTER_WEIGHT_BUDGET),
+    let weight_tolerance = match context.source.precision() {
+        Precision::F64 if !answers.is_f32 => Tolerance::Absolute(context.set.f64_tolerance),
+        _ => Tolerance::Absolute(F32_ROUTER_WEIGHT_TOLERANCE),
     };
     let mut comparisons = Vec::new();
     for (place, &layer) in answers.layers.iter().enumerate() {
@@ -185,12 +185,12 @@ fn router_answers(
         let ids = as_real(&answers.ids[range.clone()]);
         comparisons.push(NamedComparison {
             name: format!("router ids of layer {layer}, all rows"),
-            record: compare(&real(Stage::RouterIds), &ids, &shape, &Budget::Bits),
+            record: compare(&real(Stage::RouterIds), &ids, &shape, &Tolerance::Bits),
         });
         let weights = &answers.weights[range];
         comparisons.push(NamedComparison {
             name: format!("router weights of layer {layer}, all rows"),
-            record: compare(&real(Stage::RouterWeights), weights, &shape, &weight_budget),
+            record: compare(&real(Stage::RouterWeights), weights, &shape, &weight_tolerance),
         });
     }
     comparisons
@@ -211,11 +211,11 @@ fn layer_outputs(
             got.extend_from_slice(values);
         }
     }
-    let budget = if answers.is_f32 || context.source.precision() == Precision::F32 {
-        F32_LAYER_OUTPUT_BUDGET
+    let tolerance = if answers.is_f32 || context.source.precision() == Precision::F32 {
+        F32_LAYER_OUTPUT_TOLERANCE
     } else {
         context.set.f64_tolerance
     };
-    let record = compare(&got, &answers.values, &shape, &Budget::Absolute(budget));
+    let record = compare(&got, &answers.values, &shape, &Tolerance::Absolute(tolerance));
     NamedComparison { name: answers.name.clone(), record }
 }

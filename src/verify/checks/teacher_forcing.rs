@@ -7,7 +7,7 @@ use crate::evidence::{RouterAnswers, TeacherForced};
 use crate::outcome::{Information, NamedComparison, Outcome, Verdict};
 use crate::registry::Needs;
 use crate::subject::{Logits, SubjectError};
-use k3_core::compare::{Budget, compare};
+use k3_core::compare::{Tolerance, compare};
 use k3_core::stages::{Stage, StageDump, StageKey, StageSink, StageTensor, StageValues};
 
 /// The full ids (prompt and greedy ids) against `logits.f64`.
@@ -99,7 +99,7 @@ fn long_router_ids(
         let expected = real(&answers[place * per_layer..(place + 1) * per_layer]);
         NamedComparison {
             name: format!("router ids of layer {layer}, long sequence"),
-            record: compare(&got, &expected, &[rows, router.top_k], &Budget::Bits),
+            record: compare(&got, &expected, &[rows, router.top_k], &Tolerance::Bits),
         }
     };
     router.layers.iter().enumerate().map(one_layer).collect()
@@ -128,8 +128,8 @@ fn judge(
         Ok(tolerance) => tolerance,
         Err(error) => return Outcome::failed(error.to_string()),
     };
-    let budget = Budget::Absolute(tolerance);
-    let record = compare(&logits.values, &answers.logits, &shape, &budget);
+    let tolerance = Tolerance::Absolute(tolerance);
+    let record = compare(&logits.values, &answers.logits, &shape, &tolerance);
     let wrong: Vec<usize> =
         (0..logits.rows).filter(|&row| logits.argmax(row) != Some(answers.argmax[row])).collect();
     let right = logits.rows - wrong.len();
@@ -150,7 +150,7 @@ fn judge(
                 worst.index[0],
                 worst.index[1],
                 record.ratio.unwrap_or(f64::NAN),
-                record.budget
+                record.tolerance
             );
         }
         (None, None) => {}

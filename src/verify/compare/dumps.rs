@@ -2,7 +2,7 @@
 //! is the place of the mistake and what follows is its consequence.
 //!
 //! Names of the stage scheme stand in execution order; other names follow in natural order
-//! (`block.2` before `block.10`). Expert ids are compared exactly, numbers within a budget. What
+//! (`block.2` before `block.10`). Expert ids are compared exactly, numbers within a tolerance. What
 //! only one side has is listed: it was not compared.
 
 use std::collections::BTreeSet;
@@ -10,7 +10,7 @@ use std::collections::BTreeSet;
 use serde::Serialize;
 
 use crate::tensor_file::{IDS, TensorFile, TensorValues};
-use k3_core::compare::{Budget, Comparison, compare};
+use k3_core::compare::{Comparison, Tolerance, compare};
 use k3_core::stages::{StageKey, StageValues};
 
 /// Tensors that hold the ids a dump was made from, not values to compare.
@@ -40,21 +40,21 @@ pub struct DumpComparison {
 }
 
 impl DumpComparison {
-    /// The first tensor that is not within its budget.
+    /// The first tensor that is not within its tolerance.
     #[must_use]
     pub fn first_divergence(&self) -> Option<(usize, &TensorComparison)> {
         let mut tensors = self.tensors.iter().enumerate();
         tensors.find(|(_, tensor)| !tensor.record.passed)
     }
 
-    /// Tensors that are not within their budgets.
+    /// Tensors that are not within their tolerances.
     #[must_use]
     pub fn differing(&self) -> usize {
         let differs = |tensor: &&TensorComparison| !tensor.record.passed;
         self.tensors.iter().filter(differs).count()
     }
 
-    /// The tensor nearest to its budget, or farthest beyond, among the first `count`.
+    /// The tensor nearest to its tolerance, or farthest beyond, among the first `count`.
     #[must_use]
     pub fn worst_of(&self, count: usize) -> Option<(f64, &TensorComparison)> {
         let ratios =
@@ -63,13 +63,13 @@ impl DumpComparison {
     }
 }
 
-/// Compares what `wanted` selects; `budget` says how far the real values of a tensor may be off.
+/// Compares what `wanted` selects; `tolerance` says how far the real values of a tensor may be off.
 #[must_use]
 pub fn compare_dumps(
     got: &TensorFile,
     expected: &TensorFile,
     wanted: &dyn Fn(&str) -> bool,
-    budget: &dyn Fn(&str, &[f64]) -> Budget,
+    tolerance: &dyn Fn(&str, &[f64]) -> Tolerance,
 ) -> DumpComparison {
     let names = |file: &TensorFile| -> BTreeSet<Order> {
         let values = file
@@ -82,7 +82,7 @@ pub fn compare_dumps(
     let listed = |names: BTreeSet<&Order>| names.iter().map(|order| order.name.clone()).collect();
     let tensors = theirs.intersection(&mine).map(|order| {
         let name = order.name.as_str();
-        one_tensor(name, &got.tensors[name], &expected.tensors[name], budget)
+        one_tensor(name, &got.tensors[name], &expected.tensors[name], tolerance)
     });
     DumpComparison {
         tensors: tensors.collect(),
@@ -95,22 +95,22 @@ fn one_tensor(
     name: &str,
     got: &TensorValues,
     expected: &TensorValues,
-    budget: &dyn Fn(&str, &[f64]) -> Budget,
+    tolerance: &dyn Fn(&str, &[f64]) -> Tolerance,
 ) -> TensorComparison {
     let shape = expected.shape.clone();
     let refused = |problem: String| {
-        let mut record = compare(&[], &[], &[0], &Budget::Bits);
+        let mut record = compare(&[], &[], &[0], &Tolerance::Bits);
         record.problem = Some(problem);
         record
     };
     let record = if got.shape == expected.shape {
         match (&got.values, &expected.values) {
             (StageValues::Real(got), StageValues::Real(right)) => {
-                compare(got, right, &shape, &budget(name, right))
+                compare(got, right, &shape, &tolerance(name, right))
             }
             (StageValues::Ids(got), StageValues::Ids(right)) => {
                 let real = |ids: &[i32]| -> Vec<f64> { ids.iter().map(|&id| id.into()).collect() };
-                compare(&real(got), &real(right), &shape, &Budget::Bits)
+                compare(&real(got), &real(right), &shape, &Tolerance::Bits)
             }
             (StageValues::Real(_), StageValues::Ids(_)) => {
                 refused("expected integers, got floats".to_owned())
@@ -196,8 +196,8 @@ mod tests {
         }
     }
 
-    fn within(got: &TensorFile, expected: &TensorFile, budget: f64) -> DumpComparison {
-        compare_dumps(got, expected, &|_| true, &|_, _| Budget::Absolute(budget))
+    fn within(got: &TensorFile, expected: &TensorFile, tolerance: f64) -> DumpComparison {
+        compare_dumps(got, expected, &|_| true, &|_, _| Tolerance::Absolute(tolerance))
     }
 
     /// Alphabetically `layers.10` and `logits` come before `layers.2`.

@@ -6,7 +6,7 @@
 
 use serde::Serialize;
 
-use k3_core::compare::{Budget, Comparison, compare};
+use k3_core::compare::{Comparison, Tolerance, compare};
 
 /// The k of the top-k overlap, cut to the vocabulary.
 pub const OVERLAP: usize = 10;
@@ -26,7 +26,7 @@ pub struct RowAgreement {
     pub top_expected: f64,
     /// How much lower the expected side rates the subject's choice; 0 when both choose alike.
     pub gap: f64,
-    /// The choices differ, by no more than twice the budget: two conforming evaluations may.
+    /// The choices differ, by no more than twice the tolerance: two conforming evaluations may.
     pub near_tie: bool,
     /// Ids among the k best of both sides.
     pub overlap: usize,
@@ -69,16 +69,16 @@ impl LogitComparison {
     }
 }
 
-/// Compares logits, row-major in rows of `vocabulary`, with an absolute budget or in bits.
+/// Compares logits, row-major in rows of `vocabulary`, with an absolute tolerance or in bits.
 #[must_use]
 pub fn compare_logits(
     got: &[f64],
     expected: &[f64],
     vocabulary: usize,
-    budget: &Budget,
+    tolerance: &Tolerance,
 ) -> LogitComparison {
     let rows = expected.len() / vocabulary.max(1);
-    let mut record = compare(got, expected, &[rows, vocabulary], budget);
+    let mut record = compare(got, expected, &[rows, vocabulary], tolerance);
     if record.problem.is_none() {
         record.problem =
             flat_row(got, vocabulary, "got").or_else(|| flat_row(expected, vocabulary, "expected"));
@@ -92,8 +92,8 @@ pub fn compare_logits(
             rows: Vec::new(),
         };
     }
-    let band = match budget {
-        Budget::Absolute(budget) => 2.0 * budget,
+    let band = match tolerance {
+        Tolerance::Absolute(tolerance) => 2.0 * tolerance,
         _ => 0.0,
     };
     let pairs = got.chunks(vocabulary).zip(expected.chunks(vocabulary));
@@ -196,8 +196,8 @@ fn log_softmax(values: &[f64]) -> Vec<f64> {
 mod tests {
     use super::*;
 
-    fn within(got: &[f64], expected: &[f64], budget: f64) -> LogitComparison {
-        compare_logits(got, expected, expected.len(), &Budget::Absolute(budget))
+    fn within(got: &[f64], expected: &[f64], tolerance: f64) -> LogitComparison {
+        compare_logits(got, expected, expected.len(), &Tolerance::Absolute(tolerance))
     }
 
     /// Numbers worked out by hand: two values exchanged out of four.
@@ -217,7 +217,7 @@ mod tests {
         assert_eq!(comparison.relative_to_largest, 0.25);
     }
 
-    /// Within the budget the choice may differ, and then it is said to be a near tie.
+    /// Within the tolerance the choice may differ, and then it is said to be a near tie.
     #[test]
     fn another_choice_passes_only_as_a_near_tie() {
         let expected = [1.0, 1.15, 0.0];

@@ -1,6 +1,6 @@
 //! A layer computed once more, another way: every bit has to be equal (A11).
 //!
-//! The budgets of a layer admit any right order of a sum, so a kernel path, a number of threads or
+//! The tolerances of a layer admit any right order of a sum, so a kernel path, a number of threads or
 //! a chunk that changes bits is within all of them. Here the operations of the contract go through
 //! the layer again, on the same input and weights. Narrow layers are repeated whole, by the scalar
 //! definitions and a token at a time. Of a wide layer it is the last call alone, from the state
@@ -15,7 +15,7 @@ use super::subject::rows_of;
 use crate::outcome::Verdict;
 use crate::report::layers::{LayerRow, Repeated, StageRow};
 use k3_checkpoint::Checkpoint;
-use k3_core::compare::{Budget, Comparison, compare};
+use k3_core::compare::{Comparison, Tolerance, compare};
 use k3_core::stages::{Stage, StageDump, StageKey, StageTensor, StageValues};
 use k3_engine::kernels::path::KernelPath;
 use k3_engine::kernels::table::Kernels;
@@ -213,7 +213,7 @@ pub fn fail(row: &mut LayerRow, error: &EngineError) {
 fn compare_tails(stage: Stage, got: &StageTensor, right: &StageTensor) -> Comparison {
     let (all, right_values) = (numbers(got), numbers(right));
     let first = all.len().saturating_sub(right_values.len());
-    let mut record = compare(&all[first..], &right_values, &right.shape, &Budget::Bits);
+    let mut record = compare(&all[first..], &right_values, &right.shape, &Tolerance::Bits);
     let rows = |tensor: &StageTensor| tensor.shape.first().copied().unwrap_or(0);
     let skipped = rows(got).saturating_sub(rows(right));
     let token = record.first_mismatch.as_mut();

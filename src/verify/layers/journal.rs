@@ -17,6 +17,7 @@ use thiserror::Error;
 use super::run::Chain;
 use super::sources::Sources;
 use crate::report::layers::{LayerRow, Part, Question};
+use k3_core::host::files::replace_file;
 use k3_reference::Residual;
 use k3_reference::rows::from_values;
 
@@ -193,14 +194,7 @@ pub fn write_chain(folder: &Path, chain: &Chain) -> Result<(), JournalError> {
     let note = [("next_layer".to_owned(), chain.next.to_string())];
     let encoded = safetensors::serialize(views, Some(note.into_iter().collect()));
     let encoded = encoded.map_err(|error| refused(error.to_string()))?;
-    let write = || -> io::Result<()> {
-        let mut file = tempfile::NamedTempFile::new_in(folder)?;
-        file.write_all(&encoded)?;
-        file.persist(&path).map_err(|error| error.error)?;
-        Ok(())
-    };
-    let path = path.clone();
-    write().map_err(|reason| JournalError::Io { path, reason })
+    replace_file(&path, &encoded).map_err(|reason| JournalError::Io { path: path.clone(), reason })
 }
 
 /// Reads the chain, if there is one.

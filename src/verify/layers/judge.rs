@@ -6,7 +6,7 @@
 //!
 //! The router. A subject's choice that differs from the reference's inside the band is a tie, and
 //! the reference goes on with the subject's ids. Locally the band is the rounding of score + bias
-//! ([`k3_reference::local`]); end to end it is twice the chained budget of a score, which is
+//! ([`k3_reference::local`]); end to end it is twice the chained tolerance of a score, which is
 //! 2·8·floor. A choice outside the band is not followed. Scores come before the choice, so the run
 //! with rounded storage goes first and its scores give the floor.
 
@@ -16,7 +16,7 @@ use crate::glob::Glob;
 use crate::outcome::Verdict;
 use crate::report::layers::{Chained, Element, LayerRow, StageRow};
 use k3_core::Precision;
-use k3_core::compare::{Budget, Comparison, Extreme, compare};
+use k3_core::compare::{Comparison, Extreme, Tolerance, compare};
 use k3_core::config::RawConfig;
 use k3_core::stages::{Stage, StageDump, StageKey, StageValues};
 use k3_reference::layer::{Attention, LayerWeights, Mlp};
@@ -398,8 +398,8 @@ impl Chain {
         let (exact_values, floor) = (real(&self.exact, key), real(&self.floor, key));
         let distances = exact_values.iter().zip(floor).map(|(a, b)| (a - b).abs());
         let floor = distances.fold(0.0, f64::max);
-        let budget = Budget::Absolute(CHAINED_FACTOR * floor);
-        let record = compare(real(dump, key), exact_values, &exact.shape, &budget);
+        let tolerance = Tolerance::Absolute(CHAINED_FACTOR * floor);
+        let record = compare(real(dump, key), exact_values, &exact.shape, &tolerance);
         Some(Chained {
             within: record.passed,
             ratio: record.ratio.and_then(finite),

@@ -1,6 +1,6 @@
 //! The engine's single operations on the fixtures that ship, before any layer.
 //!
-//! A layer's budgets are bounds that any right order of a sum keeps, and a few layers lack data
+//! A layer's tolerances are bounds that any right order of a sum keeps, and a few layers lack data
 //! that some mistakes need (a tie of the router, a subnormal weight). The kernel fixtures have that
 //! data and hold the engine to the bits of its contract, on this machine and in a tenth of a
 //! second.

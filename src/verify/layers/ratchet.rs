@@ -1,4 +1,4 @@
-//! The ratchet on the layers of the shipped sets: how near to its budget each stage has come.
+//! The ratchet on the layers of the shipped sets: how near to its tolerance each stage has come.
 //!
 //! What is recorded, in the same committed file as the ladder's ratios ([`crate::ratchet`]):
 //! our engine on each shipped set, once on synthetic input as `layers all` draws it by default and
@@ -9,14 +9,12 @@
 use std::collections::BTreeMap;
 use std::sync::Arc;
 
-use sha2::{Digest as _, Sha256};
-
 use super::judge::Judge;
 use super::run::{Chain, Input, Run, Subject, steps};
 use super::sources::{Sources, sources};
 use super::subject::EngineSubject;
 use crate::evidence::EvidenceSet;
-use crate::fixtures::{Fixtures, embedded_configs};
+use crate::fixtures::{Fixtures, embedded_configs, hex_sha256};
 use crate::outcome::Verdict;
 use crate::ratchet::Ratchet;
 use crate::report::layers::{LayerRow, Question, StageRow};
@@ -62,12 +60,8 @@ impl Recorded {
         if !is_ours || question.mla_norm_eps != MLA_NORM_EPS {
             return Ok(None);
         }
-        let digest = |bytes: &[u8]| -> String {
-            let digest = Sha256::digest(bytes);
-            digest.iter().map(|byte| format!("{byte:02x}")).collect()
-        };
         let mut configs = embedded_configs();
-        if !configs.any(|config| digest(config) == read.config) {
+        if !configs.any(|config| hex_sha256(config) == read.config) {
             return Ok(None);
         }
         let fixtures = Fixtures::embedded().map_err(|error| error.to_string())?;
@@ -230,9 +224,9 @@ mod tests {
         }
     }
 
-    /// Growth under budget passes, or what was never recorded passes for good.
+    /// Growth under tolerance passes, or what was never recorded passes for good.
     #[test]
-    fn a_fourfold_ratio_of_either_kind_fails_under_budget() {
+    fn a_fourfold_ratio_of_either_kind_fails_under_tolerance() {
         let recorded = |ratios: &[(&str, f64)]| {
             let mut ratchet = Ratchet::shipped();
             ratchet.ratios = ratios.iter().map(|(k, v)| ((*k).to_owned(), *v)).collect();

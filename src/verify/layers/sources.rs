@@ -6,9 +6,9 @@ use std::io;
 use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
-use sha2::{Digest, Sha256};
 use thiserror::Error;
 
+use crate::fixtures::hex_sha256;
 use k3_checkpoint::identity::shard_identity;
 use k3_checkpoint::plan::{visit_layer, visit_model};
 use k3_checkpoint::{Checkpoint, ModelShape, ReadError};
@@ -73,7 +73,6 @@ pub fn sources(
 ) -> Result<Sources, SourcesError> {
     let path = checkpoint.config_path();
     let config = std::fs::read(&path).map_err(|reason| SourcesError::Config { path, reason })?;
-    let digest = Sha256::digest(&config);
     let mut shards = BTreeMap::new();
     for number in shards_of(checkpoint, shape, layers, with_model) {
         let shard = &checkpoint.shards()[number];
@@ -81,7 +80,7 @@ pub fn sources(
         let name = name.to_string_lossy().into_owned();
         shards.insert(name, shard_identity(shard)?.to_string());
     }
-    Ok(Sources { config: digest.iter().map(|byte| format!("{byte:02x}")).collect(), shards })
+    Ok(Sources { config: hex_sha256(&config), shards })
 }
 
 /// Tensors of a layer, or of what opens and closes the model, that are not there, of how many.

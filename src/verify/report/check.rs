@@ -1,12 +1,11 @@
 //! The report of `check`: schema and text.
 
-use std::fmt::{self, Write as _};
-
 use serde::Serialize;
 
 use crate::audit::Findings;
 use crate::outcome::Verdict;
 use k3_core::host::provenance::Provenance;
+use k3_render::{Document, Row, Table, left};
 
 /// Schema name and version of the JSON report.
 pub const SCHEMA: &str = "k3-verify/check/1";
@@ -46,49 +45,40 @@ pub struct CheckReport {
 }
 
 impl CheckReport {
-    /// The report in words.
+    /// The report for people.
     #[must_use]
-    pub fn text(&self) -> String {
-        let mut text = String::new();
-        // Writing to a String cannot fail.
-        let _ = self.write(&mut text);
-        text
-    }
-
-    fn write(&self, text: &mut String) -> fmt::Result {
+    pub fn document(&self) -> Document {
+        let mut document = Document::new("k3-verify check");
+        let mut table =
+            Table::new(["verdict", "check", "passes when", "what was found"].map(|h| left(h, 0)));
         for row in &self.checks {
-            writeln!(
-                text,
-                "{:<14} {:<10} {}: {}",
-                row.verdict.word(),
-                row.id,
-                row.what,
-                row.detail
-            )?;
-            for finding in &row.findings.listed {
-                let tensor = finding.tensor.as_ref().map_or(String::new(), |t| format!("{t}: "));
-                writeln!(text, "    {}: {tensor}{}", finding.file, finding.what)?;
-            }
-            let more = row.findings.count - row.findings.listed.len() as u64;
-            if more > 0 {
-                writeln!(text, "    … and {more} more")?;
-            }
-            for name in row.absent.iter().take(crate::audit::LISTED) {
-                writeln!(text, "    absent: {name}")?;
-            }
-            let more = row.absent.len().saturating_sub(crate::audit::LISTED);
-            if more > 0 {
-                writeln!(text, "    … and {more} more absent")?;
-            }
+            let cells = [row.verdict.word(), row.id, row.what, &row.detail];
+            table.push(Row { cells: cells.map(str::to_owned).to_vec(), below: row.below() });
         }
+        document.table(table);
         for note in &self.notes {
-            writeln!(text, "note: {note}")?;
+            document.line(format!("note: {note}"));
         }
-        let verdict = match self.exit_code {
+        document.gap();
+        document.line(match self.exit_code {
             0 => "NO DAMAGE FOUND",
             1 => "DAMAGED",
             _ => "INCOMPLETE",
-        };
-        writeln!(text, "\n{verdict}")
+        });
+        document
+    }
+}
+
+impl CheckRow {
+    /// What is wrong or absent, as far as it is listed.
+    fn below(&self) -> Vec<String> {
+        let mut lines = self.findings.lines();
+        let absent = self.absent.iter().take(crate::audit::LISTED);
+        lines.extend(absent.map(|name| format!("absent: {name}")));
+        let more = self.absent.len().saturating_sub(crate::audit::LISTED);
+        if more > 0 {
+            lines.push(format!("… and {more} more absent"));
+        }
+        lines
     }
 }

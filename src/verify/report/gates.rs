@@ -1,18 +1,16 @@
 //! The report of the ladder: schema and text.
 
-use k3_core::choice::Choice as _;
-use std::fmt::{self, Write as _};
-
 use serde::Serialize;
 
+use super::gates_document::table;
 use crate::evidence::EvidenceSet;
-use crate::noise_floor::FACTOR;
 use crate::outcome::{Outcome, Verdict};
 use crate::registry::Gate;
 use crate::runner::SetState;
 use k3_core::Precision;
 use k3_core::exit::Exit;
 use k3_core::host::provenance::Provenance;
+use k3_render::Row;
 
 /// Schema name and version of the ladder's JSON report.
 pub const SCHEMA: &str = "k3-verify/gates/1";
@@ -47,7 +45,7 @@ pub struct Parameters {
     pub mla_norm_eps: f64,
     /// The released code's value of it.
     pub released_mla_norm_eps: f64,
-    /// The precision whose measured noise floor gives the budgets.
+    /// The precision whose measured noise floor gives the tolerances.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub precision: Option<Precision>,
     /// The pattern of `--only`.
@@ -157,24 +155,15 @@ impl GateRow {
         }
     }
 
-    /// The lines of the row, its id and its subject so wide.
-    fn write_text(&self, text: &mut String, [id_width, subject_width]: [usize; 2]) -> fmt::Result {
-        let outcome = &self.outcome;
-        writeln!(
-            text,
-            "{:<14}  {:<id_width$}  {:<subject_width$}  {}",
-            outcome.verdict.word(),
-            self.id,
-            self.subject,
-            outcome.summary
-        )?;
-        for near in &outcome.information {
-            writeln!(text, "{:>14}  beside {}: {:.3e}", "", near.name, near.max_abs)?;
-        }
-        for line in &outcome.details {
-            writeln!(text, "{:>14}  {line}", "")?;
-        }
-        Ok(())
+    /// The row of the table: what was found, and below it distances that gate nothing and details.
+    pub(super) fn row(&self) -> Row {
+        let Outcome { verdict, summary, information, details, .. } = &self.outcome;
+        let beside = information
+            .iter()
+            .map(|near| format!("beside {}: {:.3e}", near.name, near.max_abs))
+            .chain(details.iter().cloned());
+        let cells = [verdict.word(), &self.id, &self.subject, summary];
+        Row { cells: cells.map(str::to_owned).to_vec(), below: beside.collect() }
     }
 }
 
@@ -220,11 +209,7 @@ impl GateReport {
         provenance: Provenance,
     ) -> Self {
         let exit = counts.exit();
-        let verdict = match exit {
-            Exit::Conforms => "CONFORMS",
-            Exit::Disagrees => "DOES NOT CONFORM",
-            _ => "INCOMPLETE",
-        };
+        let verdict = exit.verdict();
         let exit_code = exit.code();
         let schema = SCHEMA;
         Self { schema, verdict, exit_code, subjects, parameters, counts, sets, gates, provenance }
@@ -252,84 +237,9 @@ impl GateReport {
         if self.conforms() {
             return;
         }
-        let mut lines = String::new();
         let is_bad =
             |row: &&GateRow| matches!(row.outcome.verdict, Verdict::Fail | Verdict::NotRun);
-        for row in self.gates.iter().filter(is_bad) {
-            // Writing to a String cannot fail.
-            let _ = row.write_text(&mut lines, [0, 0]);
-        }
+        let lines = table(self.gates.iter().filter(is_bad)).text();
         panic!("{}: {}\n{lines}", self.verdict, self.subjects.join(", "));
     }
-
-    /// The report as text.
-    #[must_use]
-    pub fn text(&self) -> String {
-        let mut text = String::new();
-        // Writing to a String cannot fail.
-        let _ = self.write_text(&mut text);
-        text
-    }
-
-    fn write_text(&self, text: &mut String) -> fmt::Result {
-        writeln!(
-            text,
-            "k3-verify gates: is this what Kimi K3 computes? Judged: {}",
-            self.subjects.join(", ")
-        )?;
-        let eps = self.parameters.mla_norm_eps;
-        let note = if eps == self.parameters.released_mla_norm_eps {
-            "the released value".to_owned()
-        } else {
-            format!("OVERRIDDEN, released {:e}", self.parameters.released_mla_norm_eps)
-        };
-        writeln!(text, "epsilon of the MLA low-rank norms: {eps:e} ({note})")?;
-        if let Some(precision) = self.parameters.precision {
-            writeln!(
-                text,
-                "budgets of logits: {FACTOR} x the noise floor of {}, measured on each set",
-                precision.name()
-            )?;
-        }
-        if let Some(only) = &self.parameters.only {
-            writeln!(text, "only: {only}")?;
-        }
-        for set in &self.sets {
-            write_set(text, set)?;
-        }
-        writeln!(text)?;
-        let id_width = self.gates.iter().map(|row| row.id.len()).max().unwrap_or(0);
-        let subject_width = self.gates.iter().map(|row| row.subject.len()).max().unwrap_or(0);
-        for row in &self.gates {
-            row.write_text(text, [id_width, subject_width])?;
-        }
-        let counts = self.counts;
-        writeln!(
-            text,
-            "\n{} passed, {} failed, {} not run, {} not applicable, {} not selected",
-            counts.pass, counts.fail, counts.not_run, counts.not_applicable, counts.not_selected
-        )?;
-        writeln!(text, "VERDICT: {}: {}", self.verdict, self.subjects.join(", "))
-    }
-}
-
-fn write_set(text: &mut String, set: &SetSummary) -> fmt::Result {
-    match (&set.layers, &set.ids) {
-        (Some([layers, kda, mla]), Some([prompt, greedy, long])) => {
-            write!(text, "set {}: {layers} layers ({kda} KDA, {mla} MLA), ", set.name)?;
-            write!(text, "prompt {prompt} + greedy {greedy} ids")?;
-            if *long > 0 {
-                write!(text, ", long {long} ids")?;
-            }
-            writeln!(text)?;
-        }
-        _ => {
-            let problem = set.problem.as_deref().unwrap_or("not usable");
-            writeln!(text, "set {}: NOT RUN: {problem}", set.name)?;
-        }
-    }
-    if !set.ignored.is_empty() {
-        writeln!(text, "    ignored: {}", set.ignored.join(", "))?;
-    }
-    Ok(())
 }

@@ -1,7 +1,5 @@
 //! The report of `inspect`: schema and text.
 
-use std::fmt::{self, Write as _};
-
 use serde::Serialize;
 
 use crate::audit::census::Census;
@@ -10,6 +8,7 @@ use crate::audit::statistics::TensorStatistics;
 use k3_checkpoint::{LayerKind, MlpKind, ModelShape};
 use k3_core::config::RawConfig;
 use k3_core::host::provenance::Provenance;
+use k3_render::{Document, Table, left, right};
 
 /// Schema name and version of the JSON report.
 pub const SCHEMA: &str = "k3-verify/inspect/1";
@@ -108,47 +107,42 @@ pub struct InspectReport {
 }
 
 impl InspectReport {
-    /// The report in words.
+    /// The report for people.
     #[must_use]
-    pub fn text(&self) -> String {
-        let mut text = String::new();
-        // Writing to a String cannot fail.
-        let _ = self.write(&mut text);
-        text
+    pub fn document(&self) -> Document {
+        let mut document = Document::new("k3-verify inspect");
+        self.sizes(&mut document);
+        self.classes(&mut document);
+        self.layers(&mut document);
+        self.ends(&mut document);
+        let problems = &self.census.problems;
+        if !problems.is_empty() {
+            document.heading(format!("{} problems", problems.count));
+            problems.lines().into_iter().for_each(|line| document.line(line));
+        }
+        self.tensors(&mut document);
+        document
     }
 
-    fn write(&self, text: &mut String) -> fmt::Result {
-        self.write_sizes(text)?;
-        self.write_census(text)?;
-        self.write_layers(text)?;
-        self.write_end_ids(text)?;
-        self.write_problems(text)?;
-        self.write_statistics(text)
-    }
-
-    fn write_sizes(&self, text: &mut String) -> fmt::Result {
+    fn sizes(&self, document: &mut Document) {
         let s = &self.sizes;
-        writeln!(
-            text,
+        document.line(format!(
             "{} KDA + {} MLA = {} layers; dense MLP in {} of them (counted among these), routed \
              experts in {}",
             s.kda_layers, s.mla_layers, s.layers, s.dense_layers, s.moe_layers
-        )?;
-        writeln!(
-            text,
+        ));
+        document.line(format!(
             "{} routed experts, {} of a token, {} shared; {} MoE layers x {}",
             s.routed_experts, s.top_k, s.shared_experts, s.moe_layers, s.routed_experts
-        )?;
-        writeln!(
-            text,
+        ));
+        document.line(format!(
             "one routed expert: {} bytes, {:.2} million parameters (latent {}, inner {})",
             s.expert_bytes,
             s.expert_parameters as f64 / 1e6,
             s.latent,
             s.expert_inner
-        )?;
-        writeln!(
-            text,
+        ));
+        document.line(format!(
             "{} tensors, {} bytes, {} parameters in {} shards{}; their index takes {:.1} MB of \
              memory",
             self.census.tensors,
@@ -157,146 +151,118 @@ impl InspectReport {
             self.shards,
             if self.has_index { "" } else { ", no index file" },
             self.index_held_bytes as f64 / 1e6
-        )?;
+        ));
         for note in &self.notes {
-            writeln!(text, "note: {note}")?;
+            document.line(format!("note: {note}"));
         }
-        Ok(())
     }
 
-    fn write_census(&self, text: &mut String) -> fmt::Result {
-        writeln!(
-            text,
-            "\nclass                 tensors   expected              bytes         parameters  \
-             dtypes"
-        )?;
+    fn classes(&self, document: &mut Document) {
+        let columns = [left("class", 0), right("tensors", 0), right("expected", 0)];
+        let sizes = [right("bytes", 0), right("parameters", 0), left("dtypes", 0)];
+        let mut table = Table::new(columns.into_iter().chain(sizes));
         for row in &self.census.classes {
-            let dtypes: Vec<String> = row
-                .bytes_by_dtype
-                .iter()
-                .map(|(dtype, bytes)| format!("{dtype} {bytes}"))
-                .collect();
-            writeln!(
-                text,
-                "{:<18}  {:>9}  {:>9}  {:>17}  {:>17}  {}",
-                row.class,
-                row.tensors,
-                row.expected,
-                row.bytes,
-                row.parameters,
-                dtypes.join(", ")
-            )?;
+            let dtypes = row.bytes_by_dtype.iter();
+            let dtypes: Vec<_> = dtypes.map(|(dtype, bytes)| format!("{dtype} {bytes}")).collect();
+            table.row([
+                row.class.to_owned(),
+                row.tensors.to_string(),
+                row.expected.to_string(),
+                row.bytes.to_string(),
+                row.parameters.to_string(),
+                dtypes.join(", "),
+            ]);
         }
+        document.table(table);
         if self.census.absent > 0 || !self.missing_shards.is_empty() {
-            writeln!(
-                text,
+            document.line(format!(
                 "absent: {} tensors; {} missing shards{}{}",
                 self.census.absent,
                 self.missing_shards.len(),
                 if self.missing_shards.is_empty() { "" } else { ": " },
                 shortened(&self.missing_shards)
-            )?;
+            ));
             for name in &self.census.absent_outside_layers {
-                writeln!(text, "absent: {name}")?;
+                document.line(format!("absent: {name}"));
             }
         }
-        Ok(())
     }
 
-    fn write_layers(&self, text: &mut String) -> fmt::Result {
-        writeln!(
-            text,
-            "\nlayer map (K KDA, M MLA; lower case: dense MLP; | before a layer that banks; . \
-             absent, ~ in part)"
-        )?;
+    fn layers(&self, document: &mut Document) {
+        document.gap();
+        document.line(
+            "layer map (K KDA, M MLA; lower case: dense MLP; | before a layer that banks; . \
+             absent, ~ in part)",
+        );
+        let mut map = String::new();
         for row in &self.census.layers {
             if row.banks {
-                write!(text, "|")?;
+                map.push('|');
             }
-            let mark = match (row.tensors, row.attention, row.mlp) {
+            map.push(match (row.tensors, row.attention, row.mlp) {
                 (0, _, _) => '.',
                 (there, _, _) if there < row.expected => '~',
                 (_, "KDA", "dense") => 'k',
                 (_, "KDA", _) => 'K',
                 (_, _, "dense") => 'm',
                 _ => 'M',
-            };
-            write!(text, "{mark}")?;
+            });
         }
-        writeln!(text)?;
+        document.line(map);
         let present = self.census.layers.iter().filter(|row| row.tensors == row.expected);
-        let partial: Vec<String> = self
-            .census
-            .layers
-            .iter()
-            .filter(|row| row.tensors < row.expected)
+        let (complete, all) = (present.count(), self.sizes.layers);
+        document.line(format!("layers complete: {complete} of {all}"));
+        let partial = self.census.layers.iter().filter(|row| row.tensors < row.expected);
+        let partial: Vec<String> = partial
             .map(|row| format!("{} ({} of {} tensors)", row.layer, row.tensors, row.expected))
             .collect();
-        writeln!(text, "layers complete: {} of {}", present.count(), self.sizes.layers)?;
         if !partial.is_empty() {
-            writeln!(text, "layers not complete: {}", shortened(&partial))?;
+            document.line(format!("layers not complete: {}", shortened(&partial)));
         }
-        Ok(())
     }
 
-    fn write_end_ids(&self, text: &mut String) -> fmt::Result {
-        writeln!(text, "\nids that end a turn")?;
+    fn ends(&self, document: &mut Document) {
+        document.heading("ids that end a turn");
         if self.end_ids.is_empty() {
-            writeln!(text, "  no file names one")?;
+            document.line("no file names one");
         }
         for end in &self.end_ids {
             let token = end.token.as_ref().map_or(String::new(), |t| format!(" {t}"));
-            writeln!(text, "  {:?}{token}: {}, {}", end.ids, end.file, end.field)?;
+            document.line(format!("{:?}{token}: {}, {}", end.ids, end.file, end.field));
         }
-        Ok(())
     }
 
-    fn write_problems(&self, text: &mut String) -> fmt::Result {
-        let problems = &self.census.problems;
-        if problems.is_empty() {
-            return Ok(());
-        }
-        writeln!(text, "\n{} problems", problems.count)?;
-        for finding in &problems.listed {
-            let tensor = finding.tensor.as_ref().map_or(String::new(), |t| format!("{t}: "));
-            writeln!(text, "  {}: {tensor}{}", finding.file, finding.what)?;
-        }
-        Ok(())
-    }
-
-    fn write_statistics(&self, text: &mut String) -> fmt::Result {
+    fn tensors(&self, document: &mut Document) {
         if self.tensor_globs.is_empty() {
-            return Ok(());
+            return;
         }
-        writeln!(text, "\ntensors that fit {}", self.tensor_globs.join(" or "))?;
+        document.heading(format!("tensors that match {}", self.tensor_globs.join(" or ")));
         if self.statistics.is_empty() {
-            return writeln!(text, "  none: NOT RUN");
+            document.line("none: NOT RUN");
         }
         for s in &self.statistics {
             let value = |v: Option<f64>| v.map_or("-".to_owned(), |v| format!("{v:.6e}"));
-            writeln!(
-                text,
-                "  {}\n    {} {:?}, {} bytes in {} at {}; {}",
-                s.name, s.dtype, s.shape, s.bytes, s.shard, s.offset, s.values
-            )?;
-            write!(
-                text,
-                "    min {}  max {}  mean {}  rms {}  NaN {}  inf {}  zeros {:.4} %",
+            document.line(s.name.as_str());
+            document.line(format!(
+                "    {} {:?}, {} bytes in {} at {}; {}",
+                s.dtype, s.shape, s.bytes, s.shard, s.offset, s.values
+            ));
+            let distinct = s
+                .distinct_bytes
+                .map_or(String::new(), |distinct| format!("  distinct bytes {distinct}"));
+            let all_zero = s.zero_share == 1.0 && s.distinct_bytes.is_none();
+            document.line(format!(
+                "    min {}  max {}  mean {}  rms {}  NaN {}  inf {}  zeros {:.4} %{distinct}{}",
                 value(s.min),
                 value(s.max),
                 value(s.mean),
                 value(s.rms),
                 s.nan,
                 s.infinite,
-                100.0 * s.zero_share
-            )?;
-            if let Some(distinct) = s.distinct_bytes {
-                write!(text, "  distinct bytes {distinct}")?;
-            }
-            let all_zero = s.zero_share == 1.0 && s.distinct_bytes.is_none();
-            writeln!(text, "{}", if all_zero { "  ALL ZERO" } else { "" })?;
+                100.0 * s.zero_share,
+                if all_zero { "  ALL ZERO" } else { "" }
+            ));
         }
-        Ok(())
     }
 }
 
@@ -305,7 +271,7 @@ fn shortened(items: &[String]) -> String {
     const SHOWN: usize = 8;
     let mut text = items.iter().take(SHOWN).cloned().collect::<Vec<_>>().join(", ");
     if items.len() > SHOWN {
-        let _ = write!(text, ", … ({} more)", items.len() - SHOWN);
+        text += &format!(", … ({} more)", items.len() - SHOWN);
     }
     text
 }

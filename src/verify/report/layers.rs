@@ -1,9 +1,8 @@
-//! The report of `layers` and `merge`: schema and text. Heat map and page: [`super::layers_page`].
+//! The report of `layers` and `merge`.
 //!
 //! Everything here can be read back from JSON, so that the reports of parts can be joined.
 
 use std::collections::BTreeMap;
-use std::fmt::{self, Write as _};
 
 use serde::{Deserialize, Serialize};
 
@@ -32,7 +31,7 @@ pub struct Element {
 pub struct Chained {
     /// Whether every element is within eight floors.
     pub within: bool,
-    /// Largest difference over the budget; absent where the floor is 0 and the difference is not.
+    /// Largest difference over the tolerance; absent where the floor is 0 and the difference is not.
     pub ratio: Option<f64>,
     /// Largest difference.
     pub max_abs: Option<f64>,
@@ -45,7 +44,7 @@ pub struct Chained {
 pub struct StageRow {
     /// Name without the layer.
     pub stage: String,
-    /// By the local budgets.
+    /// By the local tolerances.
     pub verdict: Verdict,
     /// What forbids a pass, or why it did not run.
     #[serde(skip_serializing_if = "Option::is_none", default)]
@@ -139,7 +138,7 @@ impl LayerRow {
         }
     }
 
-    fn name(&self, stage: &StageRow) -> String {
+    pub(super) fn name(&self, stage: &StageRow) -> String {
         match self.layer {
             Some(layer) => format!("layers.{layer}.{}", stage.stage),
             None if self.place == "kernels" => format!("kernels/{}", stage.stage),
@@ -147,7 +146,7 @@ impl LayerRow {
         }
     }
 
-    /// The stage nearest to its budget, or farthest beyond it.
+    /// The stage nearest to its tolerance, or farthest beyond it.
     #[must_use]
     pub fn worst(&self) -> Option<&StageRow> {
         let size = |stage: &StageRow| match (stage.verdict, stage.ratio) {
@@ -158,7 +157,7 @@ impl LayerRow {
         compared.reduce(|worst, stage| if size(stage) > size(worst) { stage } else { worst })
     }
 
-    /// The first stage beyond its budget.
+    /// The first stage beyond its tolerance.
     #[must_use]
     pub fn first_divergence(&self) -> Option<&StageRow> {
         self.stages.iter().find(|stage| stage.verdict == Verdict::Fail)
@@ -174,7 +173,7 @@ impl LayerRow {
         Some((size(worst.1), all.all(|c| c.within), &worst.0.stage))
     }
 
-    fn ties(&self) -> usize {
+    pub(super) fn ties(&self) -> usize {
         self.stages.iter().map(|stage| stage.ties).sum()
     }
 }
@@ -267,7 +266,7 @@ pub struct LayersReport {
     pub rows: Vec<LayerRow>,
     /// Selected, and not come to: interrupted.
     pub outstanding: Vec<String>,
-    /// The stage nearest to its budget, or farthest beyond.
+    /// The stage nearest to its tolerance, or farthest beyond.
     pub worst: Option<Spot>,
     /// Where the first difference arises.
     pub first_divergence: Option<Spot>,
@@ -323,191 +322,4 @@ impl LayersReport {
             0
         };
     }
-
-    /// What stands above the rows.
-    #[must_use]
-    pub fn head(&self) -> String {
-        let mut text = String::new();
-        // Writing to a String cannot fail.
-        let _ = self.write_head(&mut text);
-        text
-    }
-
-    fn write_head(&self, text: &mut String) -> fmt::Result {
-        let q = &self.question;
-        writeln!(
-            text,
-            "layers {} of 0..{} (both ends included): {} of {} layers{}",
-            q.range,
-            q.model_layers.saturating_sub(1),
-            q.layers.len(),
-            q.model_layers,
-            match self.part {
-                Some(part) => format!("; part {}/{}: {:?}", part.index, part.of, self.selected),
-                None => String::new(),
-            }
-        )?;
-        let input = match (q.seed, q.ids.is_empty()) {
-            (Some(seed), _) => format!("{} (seed {seed})", q.input),
-            (None, false) => format!("{} of ids {:?}", q.input, q.ids),
-            (None, true) => q.input.clone(),
-        };
-        writeln!(
-            text,
-            "subject {} in {}; input {input}, calls of {:?} tokens; mla_norm_eps {:e}{}{}",
-            q.subject,
-            q.arithmetic,
-            q.calls,
-            q.mla_norm_eps,
-            match &q.stages {
-                Some(glob) => format!("; stages {glob}"),
-                None => String::new(),
-            },
-            if q.reference_copy { "; the reference reads another copy" } else { "" }
-        )?;
-        if let Some(recorded) = &q.ratchet {
-            writeln!(text, "held to the ratchet's {recorded}")?;
-        }
-        if let Some(kernels) = &self.kernels {
-            writeln!(
-                text,
-                "kernels on the shipped fixtures: {} ({} of them)",
-                kernels.verdict.word(),
-                kernels.stages.len()
-            )?;
-            for stage in kernels.stages.iter().filter(|s| s.verdict != Verdict::Pass) {
-                let why = stage.problem.as_deref().unwrap_or_default();
-                writeln!(text, "    {} {}: {why}", stage.verdict.word(), stage.stage)?;
-            }
-        }
-        writeln!(
-            text,
-            "layer            verdict  worst local            chained (8 x floor)       |h| max"
-        )
-    }
-
-    /// The line of a row.
-    #[must_use]
-    pub fn line(row: &LayerRow) -> String {
-        let kind = match (&row.attention, &row.mlp) {
-            (Some(attention), Some(mlp)) => format!("{attention} {mlp}"),
-            _ => String::new(),
-        };
-        let worst = row.worst().map_or(String::new(), |stage| match stage.ratio {
-            Some(ratio) => format!("{ratio:.2e} {}", stage.stage),
-            None => format!("exact {}", stage.stage),
-        });
-        let chained = row.chained().map_or(String::new(), |(ratio, within, stage)| {
-            format!("{ratio:.2e} {stage}{}", if within { "" } else { " beyond" })
-        });
-        let h = row.h_max.map_or(String::new(), |h| format!("{h:.4}"));
-        let mut line = format!(
-            "{:<7}{kind:<10}{:<8} {worst:<22} {chained:<25} {h}",
-            row_name(row),
-            row.verdict.word()
-        );
-        if row.ties() > 0 {
-            let _ = write!(line, "  ties {}", row.ties());
-        }
-        line.truncate(line.trim_end().len());
-        if let Some(problem) = &row.problem {
-            let _ = write!(line, "\n    {problem}");
-        }
-        if let Some(stage) = row.first_divergence() {
-            let _ = write!(line, "\n    diverges at {}", row.name(stage));
-            if let Some(element) = stage.first.as_ref().or(stage.worst.as_ref()) {
-                let _ = write!(line, "{}", described(element));
-            }
-            let _ = write!(line, "; {} of {} values beyond", stage.mismatches, stage.count);
-            if let Some(problem) = &stage.problem {
-                let _ = write!(line, "; {problem}");
-            }
-        }
-        let lacking = row.stages.iter().filter(|s| s.verdict == Verdict::NotRun);
-        for stage in lacking {
-            let why = stage.problem.as_deref().unwrap_or_default();
-            let _ = write!(line, "\n    NOT RUN {}: {why}", row.name(stage));
-        }
-        line
-    }
-
-    /// What stands below the rows.
-    #[must_use]
-    pub fn tail(&self) -> String {
-        let count = |verdict| self.rows.iter().filter(|row| row.verdict == verdict).count();
-        let mut text = format!(
-            "\n{} rows: {} within their local budgets, {} beyond, {} NOT RUN",
-            self.rows.len(),
-            count(Verdict::Pass),
-            count(Verdict::Fail),
-            count(Verdict::NotRun),
-        );
-        if count(Verdict::NotSelected) > 0 {
-            let _ = write!(text, ", {} NOT SELECTED", count(Verdict::NotSelected));
-        }
-        if !self.outstanding.is_empty() {
-            let _ = write!(text, ", interrupted before {}", self.outstanding.join(", "));
-        }
-        if let Some(worst) = &self.worst {
-            let ratio =
-                worst.ratio.map_or("exact".to_owned(), |r| format!("{r:.2e} of its budget"));
-            let _ = write!(text, "\nworst stage {}: {ratio}", worst.at);
-        }
-        text.push_str(&self.repetition());
-        match &self.first_divergence {
-            Some(spot) => {
-                let place = spot.element.as_ref().map_or(String::new(), described);
-                let _ = write!(text, "\nfirst divergence {}{place}", spot.at);
-            }
-            None => text.push_str("\nno divergence"),
-        }
-        let verdict = match self.exit_code {
-            0 => "CONFORMS",
-            1 => "DOES NOT CONFORM",
-            _ => "INCOMPLETE",
-        };
-        let _ = writeln!(text, "\n\n{verdict}");
-        text
-    }
-
-    /// What came of computing again, if anything was.
-    fn repetition(&self) -> String {
-        let repeated = || self.rows.iter().filter_map(|row| row.repeated);
-        let values: usize = repeated().map(|repeated| repeated.values).sum();
-        let differing: usize = repeated().map(|repeated| repeated.differing).sum();
-        if values == 0 {
-            return String::new();
-        }
-        let way = match self.provenance.again.as_str() {
-            "" => String::new(),
-            way => format!(" ({way})"),
-        };
-        let bits = match differing {
-            0 => "all bits equal".to_owned(),
-            _ => format!("{differing} with other bits"),
-        };
-        format!("\n{values} values computed again{way}: {bits}")
-    }
-
-    /// The whole report in words.
-    #[must_use]
-    pub fn text(&self) -> String {
-        let mut text = self.head();
-        for row in &self.rows {
-            text.push_str(&Self::line(row));
-            text.push('\n');
-        }
-        text.push_str(&self.tail());
-        text
-    }
-}
-
-fn described(element: &Element) -> String {
-    let value = |v: Option<f64>| v.map_or("not finite".to_owned(), |v| format!("{v:e}"));
-    format!(
-        " {:?}: got {}, expected {}",
-        element.index,
-        value(element.got),
-        value(element.expected)
-    )
 }

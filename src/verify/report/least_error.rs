@@ -1,6 +1,5 @@
 //! The report of the least detectable errors: schema and text.
 
-use std::fmt::Write as _;
 use std::time::Instant;
 
 use serde::Serialize;
@@ -13,6 +12,7 @@ use crate::registry::of_sets;
 use k3_core::clauses;
 use k3_core::exit::Exit;
 use k3_core::host::provenance::Provenance;
+use k3_render::{Document, Table, left};
 
 /// Schema name and version of the JSON report.
 pub const SCHEMA: &str = "k3-verify/least-error/1";
@@ -173,43 +173,35 @@ impl LeastErrorReport {
         }
     }
 
-    /// The report as text; nothing in it differs from run to run.
+    /// The report for people; nothing in it differs from run to run.
     #[must_use]
-    pub fn text(&self) -> String {
-        let mut text = String::new();
-        // Writing to a String cannot fail.
-        let _ = self.write_text(&mut text);
-        text
-    }
-
-    fn write_text(&self, text: &mut String) -> std::fmt::Result {
-        writeln!(
-            text,
-            "k3-verify gates --least-error: how small an error do the gates still see?\n\
-             the engine on set {} with one value multiplied by 1+d: the smallest d that turns a \
-             gate red,\nfound to a power of two from 2^{TOP} down. - = none does; ~ = a larger d \
-             of the scan stayed green.\nblend: right + d (wrong - right) instead of a factor. \
-             kernels: the kernel gate that sees the least.\n",
+    pub fn document(&self) -> Document {
+        let mut document = Document::new(
+            "k3-verify gates --least-error: how small an error do the gates still see?",
+        );
+        document.note(format!(
+            "the engine on set {} with one value multiplied by 1+d: the smallest d that turns a \
+             gate red, found to a power of two from 2^{TOP} down. - = none does; ~ = a larger d \
+             of the scan stayed green. blend: right + d (wrong - right) instead of a factor. \
+             kernels: the kernel gate that sees the least.",
             self.set
-        )?;
-        let mut heads = vec!["clause", "site", "kernels"];
-        heads.extend(of_sets().filter(|gate| gate.numbers).map(|gate| gate.id));
-        heads.push("what is off");
-        let mut lines = vec![heads.into_iter().map(str::to_owned).collect()];
-        lines.extend(self.sites.iter().map(|site| self.cells(site)));
-        write_columns(text, &lines)?;
-        writeln!(text)?;
+        ));
+        let mut heads = vec![left("clause", 0), left("site", 0), left("kernels", 0)];
+        heads.extend(of_sets().filter(|gate| gate.numbers).map(|gate| left(gate.id, 0)));
+        heads.push(left("what is off", 0));
+        document.table(Table::new(heads).with(self.sites.iter().map(|site| self.cells(site))));
+        document.gap();
         for gate in &self.gates {
-            match (gate.least_exponent, gate.least_site) {
-                (Some(exponent), Some(site)) => writeln!(
-                    text,
+            document.line(match (gate.least_exponent, gate.least_site) {
+                (Some(exponent), Some(site)) => format!(
                     "gate {}: sees {} sites, the least 2^{exponent} at {site}",
                     gate.id, gate.sites_seen
-                )?,
-                _ => writeln!(text, "gate {}: SEES NONE of these sites", gate.id)?,
-            }
+                ),
+                _ => format!("gate {}: SEES NONE of these sites", gate.id),
+            });
         }
-        self.write_findings(text)
+        self.findings(&mut document);
+        document
     }
 
     /// One line of the table: the kernel gates as one column, then each oracle gate.
@@ -231,7 +223,7 @@ impl LeastErrorReport {
         cells
     }
 
-    fn write_findings(&self, text: &mut String) -> std::fmt::Result {
+    fn findings(&self, document: &mut Document) {
         let names = |chosen: &dyn Fn(&SiteLine) -> bool| {
             let ids = self.sites.iter().filter(|site| chosen(site));
             let ids: Vec<&str> = ids.map(|site| site.id).collect();
@@ -239,31 +231,16 @@ impl LeastErrorReport {
         };
         let unseen = names(&|site| site.least().is_none());
         let large = names(&|site| site.least().is_some_and(|seen| seen.exponent > LARGE));
-        writeln!(text, "\nsites that no gate sees: {unseen}")?;
-        writeln!(text, "sites of which only errors above 2^{LARGE} are seen: {large}")?;
-        writeln!(
-            text,
+        document.gap();
+        document.line(format!("sites that no gate sees: {unseen}"));
+        document.line(format!("sites of which only errors above 2^{LARGE} are seen: {large}"));
+        document.line(format!(
             "clauses of the model without a number to perturb (mutants cover them): {}",
             self.clauses_without_site.join(" ")
-        )?;
+        ));
         if !self.red_at_zero.is_empty() {
             let gates = self.red_at_zero.join(" ");
-            writeln!(text, "INVALID: red without any error: {gates}")?;
+            document.line(format!("INVALID: red without any error: {gates}"));
         }
-        Ok(())
     }
-}
-
-/// Lines of cells in columns as wide as their widest cell; the last is left ragged.
-fn write_columns(text: &mut String, lines: &[Vec<String>]) -> std::fmt::Result {
-    let columns = lines.first().map_or(0, Vec::len);
-    let width = |column: usize| lines.iter().map(|line| line[column].len()).max();
-    let widths: Vec<usize> = (0..columns).map(|c| width(c).unwrap_or(0)).collect();
-    for line in lines {
-        for (cell, width) in line.iter().zip(&widths).take(columns.saturating_sub(1)) {
-            write!(text, "{cell:<width$}  ")?;
-        }
-        writeln!(text, "{}", line.last().map_or("", String::as_str))?;
-    }
-    Ok(())
 }

@@ -1,12 +1,10 @@
-//! Reports: JSON with a schema version is the truth; text, plots and pages are pure functions of
-//! it.
+//! Reports: JSON with a schema version is the truth; what people see is a `Document` made from it.
 
 pub mod check;
 pub mod gates;
-pub mod gates_page;
+mod gates_document;
 pub mod inspect;
 pub mod layers;
-pub mod layers_page;
+mod layers_document;
 pub mod least_error;
 pub mod mutants;
-pub mod mutants_page;

@@ -1,6 +1,6 @@
 //! The report of the kill matrix: schema and text.
 
-use std::fmt::Write as _;
+use std::collections::BTreeSet;
 use std::time::Instant;
 
 use serde::Serialize;
@@ -13,12 +13,17 @@ use crate::subjects;
 use k3_core::clauses;
 use k3_core::exit::Exit;
 use k3_core::host::provenance::Provenance;
+use k3_render::svg::HeatMap;
+use k3_render::{Document, Table, left};
 
 /// Schema name and version of the kill matrix's JSON report.
 pub const SCHEMA: &str = "k3-verify/mutants/1";
 
 /// A table of clauses: what it is of, the clauses, the families whose mutants cover it.
-pub type Table = (&'static str, &'static [clauses::Clause], &'static [char]);
+pub type ClauseTable = (&'static str, &'static [clauses::Clause], &'static [char]);
+
+/// Characters of the widest fate, SURVIVED.
+const FATE_WIDTH: usize = 8;
 
 /// The report of a run of the kill matrix.
 #[derive(Debug, Clone, Serialize)]
@@ -131,7 +136,7 @@ impl MutantReport {
         (kernels, set): (&KernelFixtures, &EvidenceSet),
         mutants: &[Mutant],
         options: Options,
-        tables: &[Table],
+        tables: &[ClauseTable],
         tick: &(dyn Fn() + Sync),
     ) -> Self {
         let start = Instant::now();
@@ -179,73 +184,109 @@ impl MutantReport {
         }
     }
 
-    /// The report as text.
+    /// The report for people.
     #[must_use]
-    pub fn text(&self) -> String {
-        let mut text = String::new();
-        // Writing to a String cannot fail.
-        let _ = self.write_text(&mut text);
-        text
-    }
-
-    fn write_text(&self, text: &mut String) -> std::fmt::Result {
-        writeln!(text, "k3-verify gates --mutants: which gate sees which mistake?")?;
-        writeln!(
-            text,
+    pub fn document(&self) -> Document {
+        let mut document =
+            Document::new("k3-verify gates --mutants: which gate sees which mistake?");
+        document.line(format!(
             "set {}; x = the gate turned red, . = green, - = not asked, as teacher forcing has \
-             seen it\n",
+             seen it",
             self.set
-        )?;
+        ));
+        document.figure("kill-matrix", self.map());
+        document.gap();
+        // Each bar ends at its gate's place among the marks.
         for (place, gate) in self.gates.iter().enumerate() {
             let bars = "|".repeat(place);
-            writeln!(text, "          {bars}+ {}", gate.id)?;
+            document.line(format!("{:FATE_WIDTH$}  {bars}+ {}", "", gate.id));
         }
+        document.table(self.table());
+        document.gap();
+        for gate in &self.gates {
+            let kills = gate.kills;
+            document.line(match &gate.witness {
+                Some(mutant) => format!("gate {}: {kills} kills, first to see {mutant}", gate.id),
+                None => format!(
+                    "gate {}: {kills} kills, REDUNDANT: nothing that the gates before it miss",
+                    gate.id
+                ),
+            });
+        }
+        for table in &self.coverage {
+            let TableCoverage { table, covered, total, percent, uncovered } = table;
+            let lacking = match uncovered.is_empty() {
+                true => String::new(),
+                false => format!(", NOT COVERED: {}", uncovered.join(" ")),
+            };
+            document.line(format!(
+                "clauses of {table}: {covered} of {total} covered ({percent:.1} %){lacking}"
+            ));
+        }
+        let red = self.controls.iter().filter(|line| line.killed).count();
+        if red > 0 {
+            document
+                .line(format!("INVALID: {red} unmutated subjects are not green on this ladder"));
+        }
+        document.line(format!("{} mutants, {} survivors", self.mutants.len(), self.survivors));
+        document
+    }
+
+    fn table(&self) -> Table {
+        let mut table = Table::new([
+            left("fate", FATE_WIDTH),
+            left("gates", 0),
+            left("mutant", 0),
+            left("clauses", 0),
+            left("the mistake", 0),
+        ]);
         for line in self.controls.iter().chain(&self.mutants) {
-            let word = match (line.family, line.killed) {
+            let fate = match (line.family, line.killed) {
                 ('-', false) => "control",
                 ('-', true) => "RED",
                 (_, true) => "killed",
                 (_, false) => "SURVIVED",
             };
-            let clauses = line.clauses.join(" ");
-            writeln!(
-                text,
-                "{word:<8}  {}  {}/{} [{clauses}] {}",
-                line.marks, line.family, line.id, line.what
-            )?;
+            let clauses = format!("[{}]", line.clauses.join(" "));
+            let id = format!("{}/{}", line.family, line.id);
+            table.row([fate, &line.marks, &id, &clauses, &line.what]);
         }
-        writeln!(text)?;
-        for gate in &self.gates {
-            match &gate.witness {
-                Some(mutant) => {
-                    writeln!(
-                        text,
-                        "gate {}: {} kills, first to see {mutant}",
-                        gate.id, gate.kills
-                    )?;
-                }
-                None => writeln!(
-                    text,
-                    "gate {}: {} kills, REDUNDANT: nothing that the gates before it miss",
-                    gate.id, gate.kills
-                )?,
-            }
+        table
+    }
+
+    /// The matrix clause by gate: the share of a clause's mutants that the gate sees.
+    fn map(&self) -> HeatMap {
+        let broken: BTreeSet<&str> =
+            self.mutants.iter().flat_map(|line| line.clauses.iter().copied()).collect();
+        let mut clauses: Vec<&str> = broken.into_iter().collect();
+        clauses.sort_by_key(|id| (id[..1].to_owned(), id[1..].parse::<u32>().unwrap_or(0)));
+        let share = |clause: &str, gate: &str| {
+            let of: Vec<&MutantLine> =
+                self.mutants.iter().filter(|line| line.clauses.contains(&clause)).collect();
+            let seen = of.iter().filter(|line| line.killed_by.iter().any(|id| id == gate));
+            Some(100.0 * seen.count() as f64 / of.len() as f64)
+        };
+        HeatMap {
+            title: "Which gate sees which broken clause".to_owned(),
+            subtitle: format!(
+                "{} mutants on set {}, {} survivors",
+                self.mutants.len(),
+                self.set,
+                self.survivors
+            ),
+            x_label: "gate".to_owned(),
+            y_label: "clause".to_owned(),
+            value_label: "mutants of the clause that the gate sees, %".to_owned(),
+            columns: self.gates.iter().map(|gate| gate.id.clone()).collect(),
+            rows: clauses.iter().map(|id| (*id).to_owned()).collect(),
+            values: clauses
+                .iter()
+                .map(|clause| {
+                    let gates = self.gates.iter();
+                    gates.map(|gate| share(clause, &gate.id)).collect()
+                })
+                .collect(),
+            range: (0.0, 100.0),
         }
-        for table in &self.coverage {
-            write!(
-                text,
-                "clauses of {}: {} of {} covered ({:.1} %)",
-                table.table, table.covered, table.total, table.percent
-            )?;
-            if !table.uncovered.is_empty() {
-                write!(text, ", NOT COVERED: {}", table.uncovered.join(" "))?;
-            }
-            writeln!(text)?;
-        }
-        let red = self.controls.iter().filter(|line| line.killed).count();
-        if red > 0 {
-            writeln!(text, "INVALID: {red} unmutated subjects are not green on this ladder")?;
-        }
-        writeln!(text, "{} mutants, {} survivors", self.mutants.len(), self.survivors)
     }
 }

@@ -1,37 +1,45 @@
-//! The report of a run as a page with plots, made from the report alone.
+//! A run for people: words, tables and plots, made from the report alone.
 
 use super::report::{RunReport, StepRow, join};
 use crate::memory::plan::in_units;
-use k3_render::html::Page;
-use k3_render::svg::{
-    Axis, BarChart, Colour, LineChart, Marker, PlotError, Series, bar_chart, line_chart,
-};
+use k3_render::svg::{Axis, BarChart, Colour, LineChart, Marker, Series};
+use k3_render::{Document, Table, left, right};
 
-/// Steps listed on the page at each end of a long run; the JSON has all of them.
-const LISTED_AT_EACH_END: usize = 200;
 /// From this many steps on points are drawn without markers.
 const MANY_STEPS: usize = 100;
 
 /// Components of a smaller share of the plan are one bar.
 const LEAST_SHARE: f64 = 0.02;
 
-/// One plot: file name without ending, and the SVG.
-pub type Plot = (String, String);
-
-/// The plots of a run: memory, seconds of each step, margins of each choice.
-///
-/// # Errors
-/// [`PlotError`] when the canvas fails.
-pub fn plots(report: &RunReport) -> Result<Vec<Plot>, PlotError> {
-    let mut plots = vec![("memory".to_owned(), bar_chart(&memory(report))?)];
-    if report.steps.is_empty() {
-        return Ok(plots);
+impl RunReport {
+    /// The run for people.
+    #[must_use]
+    pub fn document(&self) -> Document {
+        let mut document = Document::new("k3-verify generate");
+        document.line(self.verdict());
+        document.line(format!("prompt ids: {}", join(&self.prompt_ids)));
+        document.line(format!("generated ids: {}", join(&self.generated_ids)));
+        if let Some(generated) = &self.generated_text {
+            // Quoted: no line end or control character of it passes for one of the report's.
+            document.line(format!("generated text: {generated:?}"));
+        }
+        document.heading("Settings");
+        document.table(Table::new([left("setting", 0), left("value", 0)]).with(settings(self)));
+        document.heading("Memory plan");
+        document.table(memory_table(self));
+        document.figure("memory", memory(self));
+        document.heading("What it cost");
+        document.table(self.summary());
+        if !self.steps.is_empty() {
+            document.heading("Steps");
+            document.figure("step-seconds", seconds(self));
+            if self.steps.iter().any(|row| row.step.margin.is_some()) {
+                document.figure("margins", margins(self));
+            }
+            document.table(steps(self));
+        }
+        document
     }
-    plots.push(("step-seconds".to_owned(), line_chart(&seconds(report))?));
-    if report.steps.iter().any(|row| row.step.margin.is_some()) {
-        plots.push(("margins".to_owned(), line_chart(&margins(report))?));
-    }
-    Ok(plots)
 }
 
 fn memory(report: &RunReport) -> BarChart {
@@ -110,58 +118,7 @@ fn margins(report: &RunReport) -> LineChart {
     }
 }
 
-/// The page. `plots` are those of [`plots`] for the same report.
-#[must_use]
-pub fn page(report: &RunReport, plots: &[Plot]) -> String {
-    let mut page = Page::new("A run of generate");
-    let figure = |page: &mut Page, name: &str| {
-        if let Some(plot) = plots.iter().find(|plot| plot.0 == name) {
-            page.figure(&plot.1);
-        }
-    };
-    page.paragraph(&report.verdict());
-    page.paragraph(&format!("prompt ids: {}", shortened(&report.prompt_ids)));
-    page.paragraph(&format!("generated ids: {}", shortened(&report.generated_ids)));
-    if let Some(generated) = &report.generated_text {
-        page.paragraph(&format!("generated text: {generated:?}"));
-    }
-    page.section("Settings");
-    page.table(&words(&["setting", "value"]), &settings(report));
-    page.section("Memory");
-    page.table(&words(&["component", "size", "what"]), &memory_rows(report));
-    figure(&mut page, "memory");
-    page.section("What it cost");
-    let summary = report.summary();
-    let lines = summary.lines().map(|line| {
-        let (what, rest) = line.split_once(':').unwrap_or((line, ""));
-        vec![what.to_owned(), rest.trim().to_owned()]
-    });
-    page.table(&words(&["part", "what it cost"]), &lines.collect::<Vec<_>>());
-    page.section("Steps");
-    figure(&mut page, "step-seconds");
-    figure(&mut page, "margins");
-    steps(&mut page, report);
-    page.finish()
-}
-
-fn words(words: &[&str]) -> Vec<String> {
-    words.iter().map(|&word| word.to_owned()).collect()
-}
-
-/// Ids with spaces after the commas, so that lines break; the middle of a long list is left out.
-fn shortened(ids: &[u32]) -> String {
-    let spaced = |ids: &[u32]| join(ids).replace(',', ", ");
-    if ids.is_empty() {
-        return "none".to_owned();
-    }
-    if ids.len() <= 2 * LISTED_AT_EACH_END {
-        return spaced(ids);
-    }
-    let (head, tail) = (&ids[..LISTED_AT_EACH_END], &ids[ids.len() - LISTED_AT_EACH_END..]);
-    format!("{}, ... {} in all ..., {}", spaced(head), ids.len(), spaced(tail))
-}
-
-fn settings(report: &RunReport) -> Vec<Vec<String>> {
+fn settings(report: &RunReport) -> impl Iterator<Item = Vec<String>> {
     let settings = &report.settings;
     let yes = |yes: bool| if yes { "yes" } else { "no" }.to_owned();
     let mut rows = vec![
@@ -193,71 +150,38 @@ fn settings(report: &RunReport) -> Vec<Vec<String>> {
     if settings.layers < settings.layers_of_model {
         rows.insert(0, ("NOTE", "the ids are not the model's: layers were left out".to_owned()));
     }
-    let rows = rows.into_iter();
-    rows.map(|(what, value)| vec![what.to_owned(), value]).collect()
+    rows.into_iter().map(|(what, value)| vec![what.to_owned(), value])
 }
 
-fn memory_rows(report: &RunReport) -> Vec<Vec<String>> {
-    let plan = &report.plan;
-    let row = |name: &str, bytes: u64, what: &str| {
-        vec![name.to_owned(), in_units(bytes), what.to_owned()]
-    };
-    let mut rows: Vec<_> =
-        plan.components.iter().map(|line| row(line.name, line.bytes, &line.what)).collect();
-    rows.push(row("planned", plan.total_bytes, "the sum"));
-    if let Some(limit) = plan.limit_bytes {
-        rows.push(row("limit", limit, "of the machine, its control group or --memory"));
-    }
+/// The plan, and the peak against it.
+fn memory_table(report: &RunReport) -> Table {
+    let mut table = report.plan.table();
     if let Some(peak) = &report.peak {
-        let apart = peak.planned_bytes.abs_diff(peak.peak_resident_bytes);
         let verdict = format!(
             "{} from the plan, {} the {} allowed",
-            in_units(apart),
+            in_units(peak.planned_bytes.abs_diff(peak.peak_resident_bytes)),
             if peak.within { "within" } else { "MORE than" },
             in_units(peak.tolerated_bytes)
         );
-        rows.push(row("peak", peak.peak_resident_bytes, &verdict));
+        table.row(["peak".to_owned(), in_units(peak.peak_resident_bytes), verdict]);
     }
-    rows
+    table
 }
 
-fn steps(page: &mut Page, report: &RunReport) {
-    let header = words(&[
-        "step",
-        "phase",
-        "fed",
-        "id",
-        "margin",
-        "seconds",
-        "requests",
-        "hits",
-        "hit %",
-        "evictions",
-        "experts read",
-        "trunk read",
-        "waiting %",
-    ]);
-    let count = report.steps.len();
-    let listed = |index: usize| {
-        count <= 2 * LISTED_AT_EACH_END
-            || index < LISTED_AT_EACH_END
-            || index >= count - LISTED_AT_EACH_END
-    };
+fn steps(report: &RunReport) -> Table {
+    let head = "\
+        step|phase|fed|id|margin|seconds|tok/s|requests|hits|hit %|evictions|\
+        experts read|trunk read|waiting %"
+        .split('|');
+    let columns = head.map(|name| if name == "phase" { left(name, 0) } else { right(name, 0) });
     let rows = report.steps.iter().enumerate();
-    let rows = rows.filter(|(index, _)| listed(*index));
-    let rows: Vec<_> = rows.map(|(index, row)| step(index, row)).collect();
-    if rows.len() < count {
-        page.paragraph(&format!(
-            "The first and last {LISTED_AT_EACH_END} of {count} steps; report.json has all."
-        ));
-    }
-    page.table(&header, &rows);
+    Table::new(columns).with(rows.map(|(index, row)| step(index, row)))
 }
 
 fn step(index: usize, row: &StepRow) -> Vec<String> {
     let step = &row.step;
     let percent = |part: f64, whole: f64| {
-        if whole > 0.0 { format!("{:.1}", 100.0 * part / whole) } else { "-".to_owned() }
+        if whole > 0.0 { format!("{:.2}", 100.0 * part / whole) } else { "-".to_owned() }
     };
     vec![
         index.to_string(),
@@ -266,6 +190,7 @@ fn step(index: usize, row: &StepRow) -> Vec<String> {
         step.id.map_or("-".to_owned(), |id| id.to_string()),
         step.margin.map_or("-".to_owned(), |margin| format!("{margin:.4}")),
         format!("{:.4}", step.seconds),
+        format!("{:.4}", row.tokens_per_second()),
         row.requests.to_string(),
         row.hits.to_string(),
         percent(row.hits as f64, row.requests as f64),

@@ -1,8 +1,8 @@
-//! The memory ladder: the same run under several limits, as a table that the laboratory reads.
+//! The same run under several memory limits, as a table that the laboratory reads.
 //!
 //! A row is a limit; what it says of hits and bytes is the last token's, as in the published
-//! ladder, and its seconds are the median over repeats. Ids must be the same on every rung: a
-//! ladder whose rungs disagree measures different computations.
+//! table, and its seconds are the median over repeats. Ids must be the same under every limit:
+//! runs that disagree are different computations.
 
 use std::fmt::Write as _;
 
@@ -10,19 +10,21 @@ use serde::Serialize;
 use serde_json::Value;
 
 use crate::memory::plan::in_units;
-use k3_render::html::Page;
-use k3_render::svg::{Axis, Colour, LineChart, Marker, PlotError, Series, line_chart};
+use k3_render::svg::{Axis, Colour, LineChart, Marker, Series};
+use k3_render::{Document, Table};
 
 /// Schema of the report.
 pub const SCHEMA: &str = "k3-verify/ladder/1";
 
 /// One limit.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct LadderRow {
+pub struct LimitRow {
     /// As typed.
-    pub budget: String,
+    #[serde(rename = "budget")]
+    pub limit: String,
     /// The limit, bytes.
-    pub budget_bytes: u64,
+    #[serde(rename = "budget_bytes")]
+    pub limit_bytes: u64,
     /// Trunk in memory, bytes.
     pub pinned_bytes: u64,
     /// Layers in memory.
@@ -49,39 +51,39 @@ pub struct LadderRow {
     pub io_share_percent: f64,
 }
 
-/// The ladder.
+/// The runs under each limit.
 #[derive(Debug, Clone, PartialEq, Serialize)]
-pub struct Ladder {
+pub struct MemoryLimits {
     /// Schema.
     pub schema: &'static str,
-    /// Ids of every rung.
+    /// Ids of every run.
     pub generated_ids: Vec<u64>,
     /// Policy of the expert cache.
     pub policy: String,
     /// Rows, in the order asked for.
-    pub rows: Vec<LadderRow>,
+    pub rows: Vec<LimitRow>,
 }
 
-/// A ladder that is none.
+/// Why there is no table.
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
-pub enum LadderError {
+pub enum LimitsError {
     /// Two runs chose different ids.
-    #[error("{budget}: ids {got}, under {first_budget} they were {expected}")]
+    #[error("{limit}: ids {got}, under {first_limit} they were {expected}")]
     DifferentIds {
         /// Limit of this run.
-        budget: String,
+        limit: String,
         /// Its ids.
         got: String,
         /// Limit of the first run.
-        first_budget: String,
+        first_limit: String,
         /// Its ids.
         expected: String,
     },
     /// A run report without a field.
-    #[error("the run under {budget} reports no {field}")]
+    #[error("the run under {limit} reports no {field}")]
     NoField {
         /// Its limit.
-        budget: String,
+        limit: String,
         /// The field.
         field: &'static str,
     },
@@ -91,9 +93,9 @@ pub enum LadderError {
 #[derive(Debug, Clone)]
 pub struct Runs {
     /// As typed.
-    pub budget: String,
+    pub limit: String,
     /// Bytes.
-    pub budget_bytes: u64,
+    pub limit_bytes: u64,
     /// Run reports of `generate`.
     pub reports: Vec<Value>,
 }
@@ -108,31 +110,31 @@ fn say(ids: &[u64]) -> String {
     ids.join(",")
 }
 
-/// Makes the ladder; every limit has at least one report.
+/// Makes the table; every limit has at least one report.
 ///
 /// # Errors
-/// [`LadderError`].
-pub fn ladder(policy: &str, runs: &[Runs]) -> Result<Ladder, LadderError> {
+/// [`LimitsError`].
+pub fn memory_limits(policy: &str, runs: &[Runs]) -> Result<MemoryLimits, LimitsError> {
     let mut first: Option<(String, Vec<u64>)> = None;
     for run in runs {
         for report in &run.reports {
             let got = ids(report).ok_or_else(|| no_field(run, "generated_ids"))?;
             match &first {
-                None => first = Some((run.budget.clone(), got)),
+                None => first = Some((run.limit.clone(), got)),
                 Some((_, expected)) if *expected == got => {}
-                Some((first_budget, expected)) => {
-                    return Err(LadderError::DifferentIds {
-                        budget: run.budget.clone(),
+                Some((first_limit, expected)) => {
+                    return Err(LimitsError::DifferentIds {
+                        limit: run.limit.clone(),
                         got: say(&got),
-                        first_budget: first_budget.clone(),
+                        first_limit: first_limit.clone(),
                         expected: say(expected),
                     });
                 }
             }
         }
     }
-    let rows: Result<Vec<LadderRow>, LadderError> = runs.iter().map(row).collect();
-    Ok(Ladder {
+    let rows: Result<Vec<LimitRow>, LimitsError> = runs.iter().map(row).collect();
+    Ok(MemoryLimits {
         schema: SCHEMA,
         generated_ids: first.map(|(_, ids)| ids).unwrap_or_default(),
         policy: policy.to_owned(),
@@ -140,11 +142,11 @@ pub fn ladder(policy: &str, runs: &[Runs]) -> Result<Ladder, LadderError> {
     })
 }
 
-fn no_field(run: &Runs, field: &'static str) -> LadderError {
-    LadderError::NoField { budget: run.budget.clone(), field }
+fn no_field(run: &Runs, field: &'static str) -> LimitsError {
+    LimitsError::NoField { limit: run.limit.clone(), field }
 }
 
-fn row(run: &Runs) -> Result<LadderRow, LadderError> {
+fn row(run: &Runs) -> Result<LimitRow, LimitsError> {
     let report = run.reports.first().ok_or_else(|| no_field(run, "report"))?;
     let last = |report: &Value| report["steps"].as_array()?.last().cloned();
     let step = last(report).ok_or_else(|| no_field(run, "steps"))?;
@@ -164,9 +166,9 @@ fn row(run: &Runs) -> Result<LadderRow, LadderError> {
     let pinned = pinned.filter(|line| line["name"] == "trunk pinned");
     let peaks = run.reports.iter();
     let peaks = peaks.filter_map(|report| report["peak"]["peak_resident_bytes"].as_u64());
-    Ok(LadderRow {
-        budget: run.budget.clone(),
-        budget_bytes: run.budget_bytes,
+    Ok(LimitRow {
+        limit: run.limit.clone(),
+        limit_bytes: run.limit_bytes,
         pinned_bytes: pinned.filter_map(|line| line["bytes"].as_u64()).sum(),
         pinned_layers: plan["pinned_layers"].as_array().map_or(0, Vec::len) as u64,
         ring_slots: number(plan, "ring_slots")?,
@@ -182,7 +184,7 @@ fn row(run: &Runs) -> Result<LadderRow, LadderError> {
     })
 }
 
-impl LadderRow {
+impl LimitRow {
     fn hit_percent(&self) -> f64 {
         if self.requests == 0 {
             return 0.0;
@@ -191,11 +193,11 @@ impl LadderRow {
     }
 }
 
-impl Ladder {
+impl MemoryLimits {
     /// The table that `simcache --measured` reads: tab-separated, with a header line.
     #[must_use]
     pub fn table(&self) -> String {
-        let mut text = format!("# memory ladder, policy {}, the last token\n", self.policy);
+        let mut text = format!("# memory limits, policy {}, the last token\n", self.policy);
         text.push_str(
             "total_gb\tpin_gb\tcache_slots\texpert_hit_true\tgb_read\ttrunk_gb_read\ts_per_tok\t\
              peak_rss_gb\tio_share\n",
@@ -206,7 +208,7 @@ impl Ladder {
             let _ = writeln!(
                 text,
                 "{}\t{:.6}\t{}\t{:.2}\t{:.6}\t{:.6}\t{:.6}\t{:.6}\t{:.1}",
-                gb(row.budget_bytes),
+                gb(row.limit_bytes),
                 gb(row.pinned_bytes),
                 row.expert_slots,
                 row.hit_percent(),
@@ -220,66 +222,23 @@ impl Ladder {
         text
     }
 
-    /// The table for people.
+    /// The runs for people.
     #[must_use]
-    pub fn text(&self) -> String {
-        let mut text = format!(
-            "ids, the same under every limit: {}\npolicy {}; the last token, seconds as median\n\
-             budget           pinned  layers  ring  slots   hit %      experts        trunk   \
-             s/token         peak   I/O %\n",
-            say(&self.generated_ids),
-            self.policy
-        );
-        for row in &self.rows {
-            let _ = writeln!(
-                text,
-                "{:<10} {:>12} {:>7} {:>5} {:>6} {:>7.2} {:>12} {:>12} {:>9.4} {:>12} {:>7.1}",
-                row.budget,
-                in_units(row.pinned_bytes),
-                row.pinned_layers,
-                row.ring_slots,
-                row.expert_slots,
-                row.hit_percent(),
-                in_units(row.expert_bytes),
-                in_units(row.trunk_bytes),
-                row.seconds,
-                in_units(row.peak_resident_bytes),
-                row.io_share_percent
-            );
-        }
-        text
-    }
-
-    /// The ladder as a page; `plots` are those that were drawn of it.
-    #[must_use]
-    pub fn page(&self, plots: &[(String, String)]) -> String {
-        let mut page = Page::new("Memory ladder");
-        page.paragraph(&format!(
-            "the last token under each limit, seconds as median of {} runs; expert cache: {}",
-            self.rows.first().map_or(0, |row| row.each_seconds.len()),
-            self.policy
+    pub fn document(&self) -> Document {
+        let mut document = Document::new("k3-verify bench: memory limits");
+        document.line(format!("ids, the same under every limit: {}", say(&self.generated_ids)));
+        document.line(format!(
+            "policy {}; the last token, seconds as median of {} runs",
+            self.policy,
+            self.rows.first().map_or(0, |row| row.each_seconds.len())
         ));
-        let ids = say(&self.generated_ids).replace(',', ", ");
-        page.paragraph(&format!("ids, the same under every limit: {ids}"));
-        for plot in plots {
-            page.figure(&plot.1);
-        }
-        let header = [
-            "limit",
-            "trunk pinned",
-            "layers",
-            "ring",
-            "expert slots",
-            "hit %",
-            "experts read",
-            "trunk read",
-            "s/token",
-            "peak resident",
-            "waiting %",
-        ];
-        let row = |row: &LadderRow| {
+        let columns = "\
+            limit|trunk pinned|layers|ring|expert slots|hit %|experts read|\
+            trunk read|s/token|peak resident|waiting %"
+            .split('|');
+        let row = |row: &LimitRow| {
             vec![
-                row.budget.clone(),
+                row.limit.clone(),
                 in_units(row.pinned_bytes),
                 row.pinned_layers.to_string(),
                 row.ring_slots.to_string(),
@@ -292,22 +251,19 @@ impl Ladder {
                 format!("{:.1}", row.io_share_percent),
             ]
         };
-        let rows: Vec<_> = self.rows.iter().map(row).collect();
-        page.table(&header.map(str::to_owned), &rows);
-        page.finish()
+        document.table(Table::new(columns).with(self.rows.iter().map(row)));
+        document.figure("ladder", self.plot());
+        document
     }
 
     /// Seconds per token over the limits.
-    ///
-    /// # Errors
-    /// The plotting crate fails.
-    pub fn plot(&self) -> Result<String, PlotError> {
-        let largest = self.rows.iter().map(|row| row.budget_bytes).max();
+    fn plot(&self) -> LineChart {
+        let largest = self.rows.iter().map(|row| row.limit_bytes).max();
         let (unit, bytes) =
             if largest.unwrap_or(0) >= 1_000_000_000 { ("GB", 1e9) } else { ("MB", 1e6) };
         let all = self.rows.iter().flat_map(|row| &row.each_seconds);
         let slowest = all.copied().fold(f64::MIN_POSITIVE, f64::max);
-        let x = |row: &LadderRow| row.budget_bytes as f64 / bytes;
+        let x = |row: &LimitRow| row.limit_bytes as f64 / bytes;
         let median = self.rows.iter().map(|row| (x(row), row.seconds));
         let each = self.rows.iter().flat_map(|row| {
             let seconds = row.each_seconds.iter();
@@ -321,7 +277,7 @@ impl Ladder {
             dashed: false,
             marker: Some(marker),
         };
-        line_chart(&LineChart {
+        LineChart {
             title: "Seconds per token by memory limit".to_owned(),
             subtitle: format!("the last token; expert cache: {}", self.policy),
             x: Axis::linear(&format!("memory limit, {unit}")),
@@ -332,6 +288,6 @@ impl Ladder {
                 series("median", median.collect(), 2, Marker::Square, Colour::Blue),
             ],
             marks: Vec::new(),
-        })
+        }
     }
 }

@@ -1,6 +1,6 @@
-//! Forecast against a measured ladder, rung by rung.
+//! Forecast against what was measured, memory limit by memory limit.
 //!
-//! The ladder gives the hit rate of the last single position. Three replays of an LRU cache are
+//! The table gives the hit rate of the last single position. Three replays of an LRU cache are
 //! held against it: batches whose misses are reserved before the hits are refreshed (the measured
 //! engine's habit), batches with hits first (ours), and single requests, the LRU of the
 //! literature. Which one decides is the admission order of the study if it was given, else the one
@@ -9,7 +9,7 @@
 use rayon::prelude::*;
 
 use super::forecast::{TimeFit, fit_time};
-use super::measured::Rung;
+use super::measured::MeasuredLimit;
 use super::replay::replay;
 use super::report::{Measured, MeasuredModel, MeasuredRow};
 use super::statistics::{percent, rounded, rounded_fine};
@@ -35,19 +35,19 @@ const MODELS: [Model; 3] = [
 ];
 
 /// Compares; None if the trace has no single position.
-pub fn compare(trace: &Trace, rungs: &[Rung], plan: &StudyPlan) -> Option<Measured> {
+pub fn compare(trace: &Trace, measured: &[MeasuredLimit], plan: &StudyPlan) -> Option<Measured> {
     let batch = Workload::new(trace, Requests::Batch);
     let single = Workload::new(trace, Requests::Single);
     let request_count = batch.request_counts[Window::DecodeLast as usize];
     if request_count == 0 {
         return None;
     }
-    let hits: Vec<Vec<Option<u64>>> = rungs
+    let hits: Vec<Vec<Option<u64>>> = measured
         .par_iter()
-        .map(|rung| {
+        .map(|limit| {
             let last = |(_, _, requests, reserve): &Model| {
                 let workload = if *requests == Requests::Batch { &batch } else { &single };
-                let slots = rung.slot_count.min(trace.shape.expert_count());
+                let slots = limit.slot_count.min(trace.shape.expert_count());
                 let policy = PolicyName::Lru.build(&trace.shape, slots);
                 let hits = replay(workload, slots, policy, *reserve).ok()?;
                 Some(hits[Window::DecodeLast as usize])
@@ -56,7 +56,7 @@ pub fn compare(trace: &Trace, rungs: &[Rung], plan: &StudyPlan) -> Option<Measur
         })
         .collect();
     let models: Vec<MeasuredModel> =
-        (0..MODELS.len()).map(|model| judge(model, rungs, &hits, request_count)).collect();
+        (0..MODELS.len()).map(|model| judge(model, measured, &hits, request_count)).collect();
     let deciding = (0..models.len()).max_by(|&a, &b| {
         let order = models[a].exact_rungs.cmp(&models[b].exact_rungs);
         let error = models[b].largest_error_points.total_cmp(&models[a].largest_error_points);
@@ -64,13 +64,13 @@ pub fn compare(trace: &Trace, rungs: &[Rung], plan: &StudyPlan) -> Option<Measur
         order.then(error).then(b.cmp(&a))
     })?;
     let gb = requests_per_token(trace) as f64 * trace.shape.expert_bytes as f64 / 1e9;
-    let mut rows: Vec<MeasuredRow> = rungs
+    let mut rows: Vec<MeasuredRow> = measured
         .iter()
         .zip(&hits)
-        .map(|(rung, hits)| row(rung, hits, request_count, deciding, gb))
+        .map(|(limit, hits)| row(limit, hits, request_count, deciding, gb))
         .collect();
-    let (time, time_is_fitted) = add_seconds(&mut rows, rungs, plan);
-    let differences = differences(rungs, &hits, request_count, deciding);
+    let (time, time_is_fitted) = add_seconds(&mut rows, measured, plan);
+    let differences = differences(measured, &hits, request_count, deciding);
     let largest = |errors: &mut dyn Iterator<Item = f64>| {
         errors.fold(None, |most: Option<f64>, e| Some(most.map_or(e, |most| most.max(e))))
     };
@@ -79,7 +79,7 @@ pub fn compare(trace: &Trace, rungs: &[Rung], plan: &StudyPlan) -> Option<Measur
     Some(Measured {
         request_count,
         model: models[deciding].name,
-        exact: models[deciding].exact_rungs == rungs.len(),
+        exact: models[deciding].exact_rungs == measured.len(),
         largest_error_points: models[deciding].largest_error_points,
         tolerance_points: plan.tolerance_points,
         largest_seconds_error: largest(&mut rows.iter().filter_map(seconds)).map(rounded_fine),
@@ -93,27 +93,27 @@ pub fn compare(trace: &Trace, rungs: &[Rung], plan: &StudyPlan) -> Option<Measur
 }
 
 /// Whether a forecast is the measured rate to the decimals the rate was printed with.
-fn agrees(rung: &Rung, forecast_percent: f64) -> bool {
-    let printed = format!("{forecast_percent:.decimals$}", decimals = rung.hit_decimals);
-    printed.parse() == Ok(rung.hit_percent)
+fn agrees(limit: &MeasuredLimit, forecast_percent: f64) -> bool {
+    let printed = format!("{forecast_percent:.decimals$}", decimals = limit.hit_decimals);
+    printed.parse() == Ok(limit.hit_percent)
 }
 
 fn judge(
     model: usize,
-    rungs: &[Rung],
+    measured: &[MeasuredLimit],
     hits: &[Vec<Option<u64>>],
     request_count: u64,
 ) -> MeasuredModel {
     let (name, description, ..) = MODELS[model];
     let (mut exact_rungs, mut largest) = (0, 0.0_f64);
-    for (rung, hits) in rungs.iter().zip(hits) {
+    for (limit, hits) in measured.iter().zip(hits) {
         match hits[model] {
             Some(hits) => {
                 let forecast = percent(hits, request_count);
-                exact_rungs += usize::from(agrees(rung, forecast));
-                largest = largest.max((forecast - rung.hit_percent).abs());
+                exact_rungs += usize::from(agrees(limit, forecast));
+                largest = largest.max((forecast - limit.hit_percent).abs());
             }
-            // A rung that cannot be replayed is as wrong as can be.
+            // A row that cannot be replayed is as wrong as can be.
             None => largest = 100.0,
         }
     }
@@ -121,7 +121,7 @@ fn judge(
 }
 
 fn row(
-    rung: &Rung,
+    limit: &MeasuredLimit,
     hits: &[Option<u64>],
     request_count: u64,
     deciding: usize,
@@ -132,30 +132,30 @@ fn row(
         hits.iter().map(|&hits| percent(hits, request_count)).collect();
     let missed = 1.0 - hits[deciding] as f64 / request_count as f64;
     MeasuredRow {
-        total_gb: rung.total_gb,
-        slot_count: rung.slot_count,
-        measured_percent: rung.hit_percent,
-        error_points: rounded(forecast_percent[deciding] - rung.hit_percent),
+        total_gb: limit.total_gb,
+        slot_count: limit.slot_count,
+        measured_percent: limit.hit_percent,
+        error_points: rounded(forecast_percent[deciding] - limit.hit_percent),
         hits,
         forecast_percent,
-        measured_gb: rung.expert_gb_per_token,
+        measured_gb: limit.expert_gb_per_token,
         forecast_gb: rounded_fine(missed * gb_per_token),
-        measured_seconds: rung.seconds_per_token,
+        measured_seconds: limit.seconds_per_token,
         forecast_seconds: None,
     }
 }
 
-/// Seconds by the machine given, or by a line through the ladder's own rows.
+/// Seconds by the machine given, or by a line through the measured rows.
 fn add_seconds(
     rows: &mut [MeasuredRow],
-    rungs: &[Rung],
+    measured: &[MeasuredLimit],
     plan: &StudyPlan,
 ) -> (Option<TimeFit>, bool) {
     let trunk = plan.machine.trunk_bytes as f64 / 1e9;
     let read: Vec<f64> = rows
         .iter()
-        .zip(rungs)
-        .map(|(row, rung)| row.forecast_gb + (trunk - rung.pinned_gb.unwrap_or(0.0)).max(0.0))
+        .zip(measured)
+        .map(|(row, limit)| row.forecast_gb + (trunk - limit.pinned_gb.unwrap_or(0.0)).max(0.0))
         .collect();
     let measured = |(gb, row): (&f64, &MeasuredRow)| Some((*gb, row.measured_seconds?));
     let points: Vec<(f64, f64)> = read.iter().zip(rows.iter()).filter_map(measured).collect();
@@ -175,13 +175,13 @@ fn add_seconds(
 
 /// Where another model gets something else, in words.
 fn differences(
-    rungs: &[Rung],
+    measured: &[MeasuredLimit],
     hits: &[Vec<Option<u64>>],
     request_count: u64,
     deciding: usize,
 ) -> Vec<String> {
     let mut words = Vec::new();
-    for (rung, hits) in rungs.iter().zip(hits) {
+    for (limit, hits) in measured.iter().zip(hits) {
         let decided = hits[deciding];
         let others: Vec<String> = (0..MODELS.len())
             .filter(|&model| hits[model] != decided)
@@ -197,9 +197,9 @@ fn differences(
             let rate = percent(decided, request_count);
             words.push(format!(
                 "at {} slots {} gives {decided} hits = {rate:.2} % (measured {}), {}",
-                rung.slot_count,
+                limit.slot_count,
                 MODELS[deciding].0,
-                rung.hit_percent,
+                limit.hit_percent,
                 others.join(", ")
             ));
         }

@@ -1,29 +1,29 @@
-//! What is wrong with a measured ladder is said by name.
+//! What is wrong with a measured table is said by name.
 
-use k3_simcache::measured::{LadderError, parse, read};
+use k3_simcache::measured::{MeasuredError, parse, read};
 use k3_simcache::study::{StudyError, run};
 
 use crate::support::traces::{flat, plan};
 
 #[test]
-fn a_ladder_needs_single_positions() {
+fn measurements_need_single_positions() {
     let mut plan = plan();
-    plan.ladder = Some(parse("cache_slots\texpert_hit_true\n3\t50\n").unwrap());
+    plan.measured = Some(parse("cache_slots\texpert_hit_true\n3\t50\n").unwrap());
     let error = run(vec![flat(&[1, 2, 3])], &plan).unwrap_err();
     assert!(matches!(error, StudyError::NothingToMeasure));
 }
 
 #[test]
-fn every_wrong_ladder_is_refused_by_name() {
+fn every_wrong_table_is_refused_by_name() {
     let error = |text: &str| parse(text).unwrap_err();
-    assert!(matches!(error(""), LadderError::Empty));
-    assert!(matches!(error("# only\n\n"), LadderError::Empty));
-    assert!(matches!(error("cache_slots\texpert_hit_true\n"), LadderError::Empty));
-    assert!(matches!(error("cache_slots\n1\n"), LadderError::MissingColumn("expert_hit_true")));
+    assert!(matches!(error(""), MeasuredError::Empty));
+    assert!(matches!(error("# only\n\n"), MeasuredError::Empty));
+    assert!(matches!(error("cache_slots\texpert_hit_true\n"), MeasuredError::Empty));
+    assert!(matches!(error("cache_slots\n1\n"), MeasuredError::MissingColumn("expert_hit_true")));
     let twice = "cache_slots\texpert_hit_true\tcache_slots\n1\t2\t3\n";
-    assert!(matches!(error(twice), LadderError::ColumnTwice(_)));
+    assert!(matches!(error(twice), MeasuredError::ColumnTwice(_)));
     let head = "cache_slots\texpert_hit_true\n";
-    assert!(matches!(error(&format!("{head}1\n")), LadderError::Ragged { line: 2, .. }));
+    assert!(matches!(error(&format!("{head}1\n")), MeasuredError::Ragged { line: 2, .. }));
     for (row, column) in [
         ("0\t1", "cache_slots"),
         ("-3\t1", "cache_slots"),
@@ -33,20 +33,20 @@ fn every_wrong_ladder_is_refused_by_name() {
         ("1\tinf", "expert_hit_true"),
     ] {
         match error(&format!("{head}{row}\n")) {
-            LadderError::BadNumber { column: named, .. } => assert_eq!(named, column, "{row}"),
+            MeasuredError::BadNumber { column: named, .. } => assert_eq!(named, column, "{row}"),
             other => panic!("{row}: {other}"),
         }
     }
     let missing = read(std::path::Path::new("/nowhere/ladder.tsv")).unwrap_err();
-    assert!(matches!(missing, LadderError::Io(_)));
+    assert!(matches!(missing, MeasuredError::Io(_)));
 }
 
 #[test]
 fn carriage_returns_and_comments_do_not_matter() {
     let text = "# made by bench\r\ncache_slots\texpert_hit_true\r\n28\t0.0\r\n2073\t29.89\r\n";
-    let rungs = parse(text).unwrap();
+    let measured = parse(text).unwrap();
     assert_eq!(
-        (rungs[1].slot_count, rungs[1].hit_percent, rungs[1].hit_decimals),
+        (measured[1].slot_count, measured[1].hit_percent, measured[1].hit_decimals),
         (2073, 29.89, 2)
     );
 }

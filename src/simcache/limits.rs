@@ -1,8 +1,9 @@
-//! Budgets of a study: forecasts per budget, split curves, recommendations.
+//! Memory limits of a study: forecasts per limit, split curves, recommendations.
 
 use super::curve::Curve;
 use super::forecast::{
-    Budget, Demanded, ForecastRow, Machine, PolicyHits, TooSmall, best_split, forecast as row_for,
+    Demanded, ForecastRow, Machine, MemoryLimit, PolicyHits, TooSmall, best_split,
+    forecast as row_for,
 };
 use super::report::{Forecast, PinnedRow, Recommendation, SplitCurve, SplitPoint};
 use super::statistics::{HotExpert, percent, rounded_fine};
@@ -13,11 +14,11 @@ use k3_cache::shape::ModelShape;
 use k3_cache::trace::{Phase, Trace};
 use k3_core::choice::Choice as _;
 
-/// The published ladder's budgets, GB.
-const LADDER_GB: [u64; 12] = [8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224];
-/// Models with less than this in experts have no default budgets.
+/// The published memory limits, GB.
+const PUBLISHED_GB: [u64; 12] = [8, 12, 16, 24, 32, 48, 64, 96, 128, 160, 192, 224];
+/// Models with less than this in experts have no default limits.
 const LARGE_MODEL_BYTES: u64 = 100_000_000_000;
-/// Budgets whose split is drawn.
+/// Memory limits whose split is drawn.
 const SPLIT_COUNT: usize = 4;
 /// Points of a split curve besides the replayed capacities.
 const SPLIT_POINTS: usize = 40;
@@ -26,24 +27,24 @@ const LEAST_GAIN_POINTS: f64 = 1.0;
 /// Pins listed.
 const PIN_LIST: usize = 32;
 
-/// The ladder's budgets for models that need them.
-pub fn defaults(shape: &ModelShape) -> Vec<Budget> {
+/// The published limits for models that need them.
+pub fn defaults(shape: &ModelShape) -> Vec<MemoryLimit> {
     if shape.expert_count() as u64 * shape.expert_bytes < LARGE_MODEL_BYTES {
         return Vec::new();
     }
-    LADDER_GB.iter().map(|gb| Budget::Memory { bytes: gb * 1_000_000_000 }).collect()
+    PUBLISHED_GB.iter().map(|gb| MemoryLimit::Memory { bytes: gb * 1_000_000_000 }).collect()
 }
 
-/// Forecasts for all budgets; None if there are none.
+/// Forecasts for all limits; None if there are none.
 pub fn forecast(
     trace: &Trace,
     studied: &Studied,
     plan: &ViewPlan,
     machine: &Machine,
-    budgets: &[Budget],
+    limits: &[MemoryLimit],
 ) -> Option<Forecast> {
     let policies = policy_hits(studied, plan);
-    if budgets.is_empty() || policies.is_empty() {
+    if limits.is_empty() || policies.is_empty() {
         return None;
     }
     let demanded = demanded(trace, studied);
@@ -58,13 +59,13 @@ pub fn forecast(
         recommendations: Vec::new(),
     };
     let chance = chance_points(sum_over(demanded.focus, &demanded.request_counts));
-    for budget in budgets {
-        let (memory, rows) = match *budget {
-            Budget::Memory { bytes } => {
+    for limit in limits {
+        let (memory, rows) = match *limit {
+            MemoryLimit::Memory { bytes } => {
                 let split = |hits: &PolicyHits| best_split(bytes, machine, &demanded, hits);
-                (bytes, budget_rows(&lru, &policies, &optimum, chance, split))
+                (bytes, limit_rows(&lru, &policies, &optimum, chance, split))
             }
-            Budget::Preset { name, trunk_bytes, expert_bytes } => {
+            MemoryLimit::Preset { name, trunk_bytes, expert_bytes } => {
                 let slots = (expert_bytes / trace.shape.expert_bytes) as usize;
                 let held = trunk_bytes.min(machine.trunk_bytes);
                 let fixed = |hits: &PolicyHits| {
@@ -73,7 +74,7 @@ pub fn forecast(
                     Some(ForecastRow { preset: Some(name), ..row })
                 };
                 let memory = machine.fixed_bytes + held + expert_bytes;
-                (memory, budget_rows(&lru, &policies, &optimum, chance, fixed))
+                (memory, limit_rows(&lru, &policies, &optimum, chance, fixed))
             }
         };
         let Some((best, rows)) = rows else {
@@ -86,7 +87,7 @@ pub fn forecast(
         forecast.recommendations.push(recommend(&best, pinned, studied, &lru, machine));
         forecast.rows.extend(rows);
     }
-    forecast.splits = split_curves(studied, &demanded, machine, budgets, &policies);
+    forecast.splits = split_curves(studied, &demanded, machine, limits, &policies);
     forecast.split_advice = split_advice(&demanded, &policies);
     Some(forecast)
 }
@@ -97,10 +98,10 @@ fn chance_points(requests: u64) -> f64 {
     (100.0 / (requests.max(1) as f64).sqrt()).max(LEAST_GAIN_POINTS)
 }
 
-/// The recommended row of a budget, and all its rows: LRU, the recommended policy if another, the
+/// The recommended row of a limit, and all its rows: LRU, the recommended policy if another, the
 /// optimum. Ours is recommended unless another policy is quicker and hits more by at least
 /// `chance` points on this trace. Random replacement is a baseline, nothing to recommend.
-fn budget_rows(
+fn limit_rows(
     lru: &PolicyHits,
     policies: &[PolicyHits],
     optimum: &PolicyHits,
@@ -149,7 +150,7 @@ fn split_advice(demanded: &Demanded, policies: &[PolicyHits]) -> String {
         }
     }
     let (policy, saved, slots) = best;
-    let order = if saved < 1.0 { "trunk first" } else { "it depends on the budget" };
+    let order = if saved < 1.0 { "trunk first" } else { "it depends on the memory limit" };
     format!(
         "a GB of trunk held saves 1 GB of reading for every token, a GB of expert slots at most \
          {saved:.2} GB ({policy}, {slots} slots): {order}"
@@ -253,25 +254,25 @@ fn pin_list(studied: &Studied, count: usize) -> Vec<HotExpert> {
     trained_pins(workload, count).iter().map(hot).collect()
 }
 
-/// Seconds by split for a few of the budgets.
+/// Seconds by split for a few of the limits.
 fn split_curves(
     studied: &Studied,
     demanded: &Demanded,
     machine: &Machine,
-    budgets: &[Budget],
+    limits: &[MemoryLimit],
     policies: &[PolicyHits],
 ) -> Vec<SplitCurve> {
     let shape = &demanded.shape;
     let least = machine.fixed_bytes + studied.lru.first_slot_count as u64 * shape.expert_bytes;
-    let memories: Vec<u64> = budgets
+    let memories: Vec<u64> = limits
         .iter()
-        .filter_map(|budget| match budget {
-            Budget::Memory { bytes } if *bytes > least => Some(*bytes),
+        .filter_map(|limit| match limit {
+            MemoryLimit::Memory { bytes } if *bytes > least => Some(*bytes),
             _ => None,
         })
         .collect();
     let count = memories.len().min(SPLIT_COUNT);
-    // Evenly spread over the budgets, from the largest down, the smallest rarely having a choice.
+    // Evenly spread over the limits, from the largest down, the smallest rarely having a choice.
     let chosen =
         (0..count).map(|place| memories[memories.len() - 1 - place * memories.len() / count]);
     let mut chosen: Vec<u64> = chosen.collect();

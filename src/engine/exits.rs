@@ -1,0 +1,58 @@
+//! How a command ends for what the engine refuses.
+
+use crate::generate::limits::LimitsError;
+use crate::generate::state_file::StateError;
+use crate::model::EngineError;
+use crate::stream::ModelError;
+use crate::stream::pack::PackError;
+use k3_core::exit::{Exit, Exits};
+
+impl Exits for EngineError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::NonFiniteLogits { .. } | Self::RouterNan { .. } => Exit::Disagrees,
+            Self::TokenId { .. } => Exit::Usage,
+            Self::Interrupted => Exit::Incomplete,
+            _ => Exit::BadInput,
+        }
+    }
+}
+
+impl Exits for ModelError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Engine(error) => error.exit(),
+            Self::Layers { .. } => Exit::Usage,
+            _ => Exit::BadInput,
+        }
+    }
+
+    fn hint(&self) -> Option<&'static str> {
+        let again = "make the packed trunk again with `k3-verify pack MODEL OUT`";
+        matches!(self, Self::Pack(_)).then_some(again)
+    }
+}
+
+impl Exits for PackError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::Interrupted { .. } => Exit::Incomplete,
+            _ => Exit::BadInput,
+        }
+    }
+
+    fn hint(&self) -> Option<&'static str> {
+        Some("what has been packed so far is kept; the same command goes on from there")
+    }
+}
+
+impl Exits for LimitsError {
+    fn exit(&self) -> Exit {
+        match self {
+            Self::DifferentIds { .. } => Exit::Disagrees,
+            Self::NoField { .. } => Exit::BadInput,
+        }
+    }
+}
+
+impl Exits for StateError {}
