@@ -1,6 +1,6 @@
-//! Local tolerances on the tiny set: right subjects of each arithmetic are within them (the reference,
-//! the oracle, the engine), they are not vacuous, a value moved by a hundredth is flagged where it
-//! stands, and every wrong formula is seen.
+//! Local tolerances on the tiny set: right subjects of each arithmetic are within them (the
+//! reference, the oracle, the engine), they are not vacuous, a value moved by a hundredth is
+//! flagged where it stands, and every wrong formula is seen.
 
 use k3_core::choice::Choice as _;
 use k3_engine::kernels::table::Kernels;
@@ -156,8 +156,8 @@ fn the_oracle_is_within_its_local_budgets() {
     assert_within("oracle, f64", &local, &dump);
 }
 
-/// An f32 subject whose every stage is right to the last bit must pass the tolerances of the contract
-/// and of foreign f32 engines.
+/// An f32 subject whose every stage is right to the last bit must pass the tolerances of the
+/// contract and of foreign f32 engines.
 #[test]
 fn stages_rounded_to_f32_are_within_the_budgets_of_f32_subjects() {
     let tiny = Tiny::open();

@@ -211,7 +211,7 @@ fn an_interrupted_run_leaves_a_valid_partial_report() {
     // The first rows are out, so the signal comes between two layers of many.
     let mut stdout = child.stdout.take().unwrap();
     let (mut seen, mut byte) = (String::new(), [0]);
-    while seen.lines().count() < 5 && stdout.read(&mut byte).unwrap() == 1 {
+    while seen.lines().count() < 6 && stdout.read(&mut byte).unwrap() == 1 {
         seen.push(char::from(byte[0]));
     }
     let pid = rustix::process::Pid::from_raw(child.id() as i32).unwrap();

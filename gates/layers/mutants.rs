@@ -1,8 +1,9 @@
 //! Every mutant of the engine's kernels and sources is killed here as well; the first divergence is
 //! in a layer of the kind and at a stage where a mistake in the mutant's clause begins.
 //!
-//! Mutants of state slots and of what a sequence carries between its calls are not here: a layer that
-//! is run alone has a state of its own. Mistakes in a clause of the model are judged as dumps, in `precision`.
+//! Mutants of state slots and of what a sequence carries between its calls are not here: a layer
+//! that is run alone has a state of its own. Mistakes in a clause of the model are judged as dumps,
+//! in `precision`.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;

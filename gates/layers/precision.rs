@@ -140,8 +140,8 @@ fn a_dump_in_few_bits_passes_in_its_precision_and_in_no_finer_one() {
 /// One more that few bits hide: 1e-3 beside the root is less than four roundings to BF16 here.
 const HIDDEN_BY_FEW_BITS: &str = "norm-eps-outside-root-mla-q";
 
-/// Tolerances so wide that a wrong formula passes as rounding: BF16's, and those of the engine's own
-/// arithmetic, under which a mistake in a clause of the model has to be seen in an f32 engine.
+/// Tolerances so wide that a wrong formula passes as rounding: BF16's, and those of the engine's
+/// own arithmetic, under which a mistake in a clause of the model has to be seen in an f32 engine.
 #[test]
 fn tolerances_see_the_mutants_of_the_reference() {
     let folder = tiny();
@@ -151,7 +151,8 @@ fn tolerances_see_the_mutants_of_the_reference() {
     see_the_mutants(&folder, (Arithmetic::Bf16, Precision::Bf16), &out_of_sight);
 }
 
-/// All but the expected mutants are seen in dumps of a precision under the tolerances of an arithmetic.
+/// All but the expected mutants are seen in dumps of a precision under the tolerances of an
+/// arithmetic.
 fn see_the_mutants(
     folder: &Path,
     (arithmetic, precision): (Arithmetic, Precision),

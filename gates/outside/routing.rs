@@ -226,8 +226,8 @@ pub fn reading_ahead_reads_more_than_it_saves_on_real_routing() {
             rows.push(row);
         }
     }
-    let head = "Reading ahead on real routing, decode order: 3 GB/s, 11 s of computing per token, a \
-                trunk of\n108.81 GB held or streamed.";
+    let head = "Reading ahead on real routing, decode order: 3 GB/s, 11 s of computing per token, \
+                a trunk of\n108.81 GB held or streamed.";
     let table = format!("{head}\n\n{}", prefetch_table(&rows).text());
     snapshot("simcache", "kimi-k3-prefetch", &table);
 }

@@ -55,8 +55,8 @@ pub struct GatesArgs {
     /// Run the kill matrix: every mutant against every gate
     #[arg(long, conflicts_with_all = ["evidence", "only", "list"])]
     mutants: bool,
-    /// Family of mutants (repeatable, all without it): a of the f64 reference, b the same rounded to
-    /// f32 at the engine's tolerances, c of the engine's arithmetic and state
+    /// Family of mutants (repeatable, all without it): a of the f64 reference, b the same rounded
+    /// to f32 at the engine's tolerances, c of the engine's arithmetic and state
     #[arg(long, value_name = "LETTER", default_values = ["a", "b", "c"],
         value_parser = ["a", "b", "c"], requires = "mutants")]
     family: Vec<String>,

@@ -19,7 +19,8 @@ th,td{padding:.2rem .6rem;text-align:right;border-bottom:1px solid #e4e4e4;white
 th{border-bottom:1px solid #888;font-weight:600}td.text,th.text{text-align:left}\
 td.text:last-child{white-space:normal;min-width:24rem}td.below{padding-left:2rem;color:#555}\
 .wide{overflow-x:auto}figure{margin:1rem 0}svg{max-width:100%;height:auto}\
-p{margin:.4rem 0;overflow-wrap:anywhere}pre{margin:0;font-size:13px;white-space:pre-wrap}p.note{color:#555}";
+p{margin:.4rem 0;overflow-wrap:anywhere}p.note{color:#555}\
+pre{margin:0;font-size:13px;white-space:pre-wrap}";
 
 /// Text with the five characters that mean something in HTML replaced.
 fn escaped(text: &str) -> String {
@@ -66,7 +67,8 @@ impl Document {
         format!(
             "<!doctype html>\n<html lang=\"en\"><head><meta charset=\"utf-8\">\n\
              <meta name=\"viewport\" content=\"width=device-width,initial-scale=1\">\n\
-             <title>{title}</title>\n<style>{STYLE}</style></head>\n<body>\n{heading}{body}</body></html>\n"
+             <title>{title}</title>\n<style>{STYLE}</style></head>\n<body>\n\
+             {heading}{body}</body></html>\n"
         )
     }
 }

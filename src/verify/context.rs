@@ -119,7 +119,8 @@ impl<'a> Context<'a> {
         self.subject()?.sequence().feed(ids, &mut NoStages)
     }
 
-    /// The same with tolerances from the noise floor of a precision; an f64 subject keeps the set's.
+    /// The same with tolerances from the noise floor of a precision; an f64 subject keeps the
+    /// set's.
     #[must_use]
     pub fn with_precision(mut self, precision: Option<Precision>) -> Self {
         self.precision = precision.filter(|_| self.source.precision() != Precision::F64);

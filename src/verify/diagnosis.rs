@@ -1,9 +1,9 @@
 //! Naming a mistake from logits alone: which known wrong variant gives the same ones?
 //!
 //! A foreign engine shows its logits and nothing inside. Every mutant of the kill matrix is a known
-//! mistake with known logits: when the engine's are within its tolerance of a mutant's, at positions
-//! where they are beyond it from the right ones, the mistake has a name and clauses. The stage at
-//! which that mutant first leaves its own right variant is the place to look at.
+//! mistake with known logits: when the engine's are within its tolerance of a mutant's, at
+//! positions where they are beyond it from the right ones, the mistake has a name and clauses. The
+//! stage at which that mutant first leaves its own right variant is the place to look at.
 
 use super::context::Context;
 use super::kill_matrix::Mutant;

@@ -2,8 +2,8 @@
 //!
 //! Measured, not guessed: the f64 reference runs the same ids twice, plainly and with every stored
 //! activation rounded to the precision in question ([`k3_reference::rounding`]). A chained
-//! tolerance, one for values computed from values that were rounded before them, is [`FACTOR`] times
-//! the largest distance between the two.
+//! tolerance, one for values computed from values that were rounded before them, is [`FACTOR`]
+//! times the largest distance between the two.
 
 use k3_core::choice::Choice as _;
 use std::collections::BTreeMap;

@@ -123,7 +123,8 @@ pub trait SubjectSource: Sync {
     fn variants(&self) -> Vec<Variant> {
         Vec::new()
     }
-    /// Whether its f32 results are owed to be the arithmetic contract's in bits, as the engine's are.
+    /// Whether its f32 results are owed to be the arithmetic contract's in bits, as the engine's
+    /// are.
     fn has_contract_bits(&self) -> bool {
         self.precision() == Precision::F32
     }

@@ -15,8 +15,7 @@ impl RunReport {
     /// The run for people.
     #[must_use]
     pub fn document(&self) -> Document {
-        let mut document = Document::new("k3-verify generate");
-        document.line(self.verdict());
+        let mut document = Document::new(self.verdict());
         document.line(format!("prompt ids: {}", join(&self.prompt_ids)));
         document.line(format!("generated ids: {}", join(&self.generated_ids)));
         if let Some(generated) = &self.generated_text {

@@ -2,8 +2,8 @@
 //!
 //! `shape` derives kinds and widths from the configuration, `weights` binds a checkpoint, `state`
 //! is what a sequence carries, `forward` runs the layers; `decoder`, `residual`, `kda`, `mla`,
-//! `moe` and `dense` are MODEL.md section 2 in code, on the functions of a table of kernels. The f64
-//! reference is not here and shares nothing with this.
+//! `moe` and `dense` are MODEL.md section 2 in code, on the functions of a table of kernels. The
+//! f64 reference is not here and shares nothing with this.
 
 mod bench;
 mod checkpoint_source;

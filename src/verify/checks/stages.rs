@@ -1,12 +1,12 @@
 //! Stages: every intermediate value for which the set has an answer, in execution order, so that
 //! a failure names the first place where the subject leaves the right path.
 //!
-//! Tolerances. The set's stage tensors are f64 and so is the reference: what may differ is the order
-//! of summation and the last bits of `exp`, and the set's own tolerance for f64 logits is taken
-//! relative to the largest value of each tensor. An f32 subject is held to the set's tolerance for
-//! f32 in the same way, and to LOCAL bounds: the reference recomputes each stage from the subject's
-//! own inputs to it. Layer outputs and routing weights made by f32
-//! implementations carry their makers' rounding: 1e-3 and 5e-5.
+//! Tolerances. The set's stage tensors are f64 and so is the reference: what may differ is the
+//! order of summation and the last bits of `exp`, and the set's own tolerance for f64 logits is
+//! taken relative to the largest value of each tensor. An f32 subject is held to the set's
+//! tolerance for f32 in the same way, and to LOCAL bounds: the reference recomputes each stage from
+//! the subject's own inputs to it. Layer outputs and routing weights made by f32 implementations
+//! carry their makers' rounding: 1e-3 and 5e-5.
 
 use crate::context::Context;
 use crate::evidence::{LayerOutputs, RouterAnswers};

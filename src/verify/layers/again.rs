@@ -1,11 +1,11 @@
 //! A layer computed once more, another way: every bit has to be equal (A11).
 //!
-//! The tolerances of a layer admit any right order of a sum, so a kernel path, a number of threads or
-//! a chunk that changes bits is within all of them. Here the operations of the contract go through
-//! the layer again, on the same input and weights. Narrow layers are repeated whole, by the scalar
-//! definitions and a token at a time. Of a wide layer it is the last call alone, from the state
-//! that the subject carried into it, with another number of threads and by another vector path if
-//! the processor has two: the scalar definitions would take longer than the reference.
+//! The tolerances of a layer admit any right order of a sum, so a kernel path, a number of threads
+//! or a chunk that changes bits is within all of them. Here the operations of the contract go
+//! through the layer again, on the same input and weights. Narrow layers are repeated whole, by the
+//! scalar definitions and a token at a time. Of a wide layer it is the last call alone, from the
+//! state that the subject carried into it, with another number of threads and by another vector
+//! path if the processor has two: the scalar definitions would take longer than the reference.
 
 use std::ops::Range;
 use std::sync::Arc;

@@ -1,5 +1,5 @@
-//! Stored weights read wrongly by the engine's own decoders (A1, A12). Codes, signs, nibbles, groups
-//! and the NaN scale (Q1…Q4) have mutants on the reference.
+//! Stored weights read wrongly by the engine's own decoders (A1, A12). Codes, signs, nibbles,
+//! groups and the NaN scale (Q1…Q4) have mutants on the reference.
 
 use super::rows::products_by_rows;
 use super::{EngineMutant, Mistake};

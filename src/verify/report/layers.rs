@@ -31,7 +31,8 @@ pub struct Element {
 pub struct Chained {
     /// Whether every element is within eight floors.
     pub within: bool,
-    /// Largest difference over the tolerance; absent where the floor is 0 and the difference is not.
+    /// Largest difference over the tolerance; absent where the floor is 0 and the difference is
+    /// not.
     pub ratio: Option<f64>,
     /// Largest difference.
     pub max_abs: Option<f64>,

@@ -1,7 +1,7 @@
 //! The engine's single operations, for the kernel gates: a fixture case in, outputs out.
 //!
-//! Everything goes through the table of kernels, so that a mutant of its arithmetic is one here too.
-//! Inputs are f32 values that the fixture file widened; narrowing them again is exact.
+//! Everything goes through the table of kernels, so that a mutant of its arithmetic is one here
+//! too. Inputs are f32 values that the fixture file widened; narrowing them again is exact.
 
 use super::inputs::{Inputs, named};
 use crate::subject::{Answer, KernelCase, Outputs, SubjectError};
