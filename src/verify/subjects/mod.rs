@@ -104,8 +104,12 @@ impl SubjectSource for ReferenceSource {
         false
     }
 
+    /// Rounding what is carried at every call, the rounded one gives other bits for other calls.
     fn offers(&self) -> &[Needs] {
-        Needs::ALL
+        match self.precision {
+            Precision::F64 => Needs::ALL,
+            _ => &[Needs::Stages, Needs::Folder],
+        }
     }
 
     fn open(&self, model: Opening<'_>) -> Result<Box<dyn Subject>, SubjectError> {
