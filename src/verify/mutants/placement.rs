@@ -15,7 +15,7 @@ use k3_engine::kernels::rows::row_sum;
 use k3_engine::kernels::table::Kernels;
 use k3_engine::kernels::threads::Threads;
 use k3_engine::model::{
-    AttentionKind, EngineError, Expert, ExpertSource, KdaState, LatentCache, Shape, State,
+    EngineError, Expert, ExpertSource, KdaState, LatentCache, LayerKind, Shape, State,
 };
 
 /// The mutants of this file.
@@ -64,8 +64,8 @@ fn slots_and_products() -> Vec<Line> {
 }
 
 fn kda_slots(shape: &mut Shape, slot: fn(usize) -> usize) {
-    let kda = |attention| attention == AttentionKind::Kda;
-    for layer in shape.layers.iter_mut().filter(|layer| kda(layer.attention)) {
+    let kda = |attention| attention == LayerKind::Kda;
+    for layer in shape.layers.iter_mut().filter(|layer| kda(layer.kind)) {
         layer.slot = slot(layer.slot);
     }
 }

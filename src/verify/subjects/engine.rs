@@ -108,7 +108,7 @@ impl Subject for EngineSubject {
 
 impl Sequence for EngineSequence {
     fn feed(&mut self, ids: &[u32], sink: &mut dyn StageSink) -> Result<Logits, SubjectError> {
-        let vocabulary = self.engine().shape().vocabulary;
+        let vocabulary = self.engine().shape().vocab;
         let values =
             self.feed_with(ids, sink).map_err(|error| SubjectError::Failed(error.to_string()))?;
         let rows = values.len() / vocabulary;

@@ -179,7 +179,7 @@ impl WrongSequence<'_> {
         let Some(carried) = &self.subject.carried else {
             return Sequence::feed(&mut self.sequence, ids, sink);
         };
-        let vocabulary = self.subject.engine.shape().vocabulary;
+        let vocabulary = self.subject.engine.shape().vocab;
         let mut all = Logits { rows: 0, vocabulary, values: Vec::new() };
         for chunk in ids.chunks(self.subject.engine.options().chunk_tokens) {
             carried.before(&mut self.sequence.state);
