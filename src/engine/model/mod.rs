@@ -23,6 +23,7 @@ mod weights;
 mod workspace;
 
 pub use bench::{Bench, Residual};
+pub use checkpoint_source::Recorded;
 pub use error::EngineError;
 pub use forward::{Engine, EngineOptions, EngineSequence, LogitRows};
 pub use moe::{Expert, ExpertSource, ResidentExperts};

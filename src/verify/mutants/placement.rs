@@ -9,6 +9,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::rows::products_by_rows;
 use super::{Carried, EngineMutant, Mistake};
+use k3_checkpoint::Role;
 use k3_engine::kernels::matrix::MatrixRef;
 use k3_engine::kernels::products::{self, Product, RowBlock};
 use k3_engine::kernels::rows::row_sum;
@@ -41,6 +42,12 @@ fn slots_and_products() -> Vec<Line> {
             &["K13"],
             "two neighbouring KDA layers use one slot",
             Mistake::Shape(|shape| kda_slots(shape, |slot| slot / 2 * 2)),
+        ),
+        (
+            "k6-bias-skipped-by-the-loader",
+            &["K6"],
+            "the loader makes zeros of dt_bias without reading it",
+            Mistake::Skipped(Role::KdaDtBias),
         ),
         (
             "a11-threads-split-sums",
