@@ -45,7 +45,7 @@ fn a06_state_taken_out_and_put_back_at_every_position() {
     let engine = tiny.engine(EngineOptions::default());
     let ids = &tiny.full_ids;
     let whole = bits(&EngineSequence::new(engine.clone()).feed(ids).unwrap());
-    let vocabulary = engine.shape().vocabulary;
+    let vocabulary = engine.shape().vocab;
     let mut sequence = EngineSequence::new(engine);
     for cut in 1..ids.len() {
         sequence.state = sequence.engine().state();

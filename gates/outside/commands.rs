@@ -59,7 +59,7 @@ pub fn all_layers_of_an_outside_model_pass() {
 pub fn released_sizes_pin_more_largest_first() {
     let raw = released_config();
     let shape = Shape::derive(&raw).unwrap();
-    assert_eq!(shape.cache_width(), 576);
+    assert_eq!(shape.mla.cache_width, 576);
     let model = ModelShape::derive(&raw).unwrap();
     let size = |layer| {
         let mut bytes = 0;

@@ -211,7 +211,7 @@ fn e11_no_scratch_is_read_before_it_is_written() {
     for rows in rows {
         rows.first_mut(t).fill(f32::NAN);
     }
-    let pairs = t * files.shape.top_k;
+    let pairs = t * files.shape.moe.top_k;
     for rows in [
         &mut moe.gathered,
         &mut moe.expert_gate,

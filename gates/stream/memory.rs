@@ -3,7 +3,7 @@
 use super::make::{generate, open};
 use crate::support::{command_on, expect_of, scratch, tiny};
 use k3_engine::memory::{Demand, Wishes};
-use k3_engine::model::{AttentionKind, State};
+use k3_engine::model::{LayerKind, State};
 
 fn demand(positions: usize) -> Demand {
     let mut demand = open(&tiny(), None).demand(positions, 8);
@@ -103,8 +103,8 @@ fn g04_capacity_to_the_position() {
 fn long_contexts_cost_the_latent_only() {
     let (short, long) = (demand(1000), demand(3000));
     let shape = &short.shape;
-    let mla = shape.count(AttentionKind::Mla) as u64;
-    let per_position = 4 * mla * (shape.kv_lora + shape.rope) as u64;
+    let mla = shape.count(LayerKind::Mla) as u64;
+    let per_position = 4 * mla * (shape.mla.kv_lora + shape.mla.rope) as u64;
     let total = |demand: &Demand| demand.plan(&fixed(), None).unwrap().total_bytes;
     assert_eq!(total(&long) - total(&short), 2000 * per_position);
     assert_eq!(long.recurrent_bytes(), short.recurrent_bytes());

@@ -127,7 +127,7 @@ fn g05_every_bad_state_is_refused() {
     let files = open(&tiny(), None);
     let mut state = k3_engine::model::State::new(&files.shape);
     for cache in &mut state.mla {
-        cache.rows = vec![0.0; 100_000 * files.shape.cache_width()];
+        cache.rows = vec![0.0; 100_000 * files.shape.mla.cache_width];
     }
     save(&path, &long, &state).unwrap();
     command.arg("--model").arg(tiny()).arg("--load-state").arg(&path);
@@ -201,7 +201,7 @@ fn a06_state_through_a_file_at_every_position() {
     let ids = &ids("full_ids")[..12];
     let expected = feed(&streamed, ids);
     let (_folder, path) = scratch("state");
-    let vocabulary = files.shape.vocabulary;
+    let vocabulary = files.shape.vocab;
     for cut in 1..ids.len() {
         let mut sequence = EngineSequence::new(Arc::clone(&streamed.engine));
         sequence.feed(&ids[..cut]).unwrap();

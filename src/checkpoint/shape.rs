@@ -28,8 +28,10 @@ pub enum MlpKind {
 /// One layer.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub struct LayerShape {
-    /// Its attention.
+    /// Its attention (L1).
     pub kind: LayerKind,
+    /// Its number among the layers of its kind: its slot for state or cache.
+    pub slot: usize,
     /// Its MLP.
     pub mlp: MlpKind,
     /// Banks that its attention-side mix sees, before it pushes one itself; 0 in layer 0 only.
@@ -149,15 +151,19 @@ impl ModelShape {
         if block == 0 {
             return Err(ShapeError::EmptyBlock);
         }
-        let layers: Result<Vec<_>, _> =
-            (0..config.num_hidden_layers).map(|index| layer_shape(config, index)).collect();
+        let mut layers: Vec<LayerShape> = Vec::with_capacity(config.num_hidden_layers);
+        for index in 0..config.num_hidden_layers {
+            let mut layer = layer_shape(config, index)?;
+            layer.slot = layers.iter().filter(|other| other.kind == layer.kind).count();
+            layers.push(layer);
+        }
         let kda_width = config.kda_num_heads * config.kda_head_dim;
         let heads = config.num_attention_heads;
         let (nope, rope, v) = (config.qk_nope_head_dim, config.qk_rope_head_dim, config.v_head_dim);
         Ok(Self {
             hidden: config.hidden_size,
             vocab: config.vocab_size,
-            layers: layers?,
+            layers,
             kda: KdaShape {
                 heads: config.kda_num_heads,
                 head_dim: config.kda_head_dim,
@@ -198,6 +204,12 @@ impl ModelShape {
         self.layers_where(move |layer| layer.kind == kind)
     }
 
+    /// Layers of one attention kind.
+    #[must_use]
+    pub fn count(&self, kind: LayerKind) -> usize {
+        self.layers_of(kind).count()
+    }
+
     fn layers_where(&self, keep: impl Fn(&LayerShape) -> bool) -> impl Iterator<Item = usize> {
         let numbered = self.layers.iter().enumerate();
         numbered.filter(move |(_, layer)| keep(layer)).map(|(index, _)| index)
@@ -220,6 +232,7 @@ fn layer_shape(config: &RawConfig, index: usize) -> Result<LayerShape, ShapeErro
     let block = config.attn_res_block_size;
     Ok(LayerShape {
         kind,
+        slot: 0,
         mlp: if is_dense { MlpKind::Dense } else { MlpKind::Moe },
         attention_banks: index.div_ceil(block),
         pushes_bank: index.is_multiple_of(block),

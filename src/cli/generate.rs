@@ -355,7 +355,7 @@ fn trace_header(
     let mut header =
         k3_cache::trace::v1::Header::of_shape(k3_engine::stream::experts::sizes(&files.shape));
     header.trunk_bytes = files.trunk_bytes();
-    header.head_bytes = 2 * (files.shape.vocabulary * files.shape.hidden) as u64;
+    header.head_bytes = 2 * (files.shape.vocab * files.shape.hidden) as u64;
     header.checkpoint_identity = identity.map_or([0; 32], |identity| identity.0);
     header.slot_count = stream.expert_slots as u32;
     header.requests = Some(Requests::Union);

@@ -6,7 +6,7 @@
 //! maps (a file that shrinks gives an error, not a signal), caches, integrity checks beyond what
 //! is read, and any code of `checkpoint`.
 
-use std::collections::HashMap;
+use std::collections::{BTreeSet, HashMap};
 use std::fs::File;
 use std::io::Read;
 use std::os::unix::fs::FileExt;
@@ -36,6 +36,8 @@ pub struct Reader {
     /// Shard file name of each tensor.
     shard_of: HashMap<String, String>,
     shards: Mutex<HashMap<String, Arc<Shard>>>,
+    /// Tensors that were found as they were asked for.
+    found: Mutex<BTreeSet<String>>,
 }
 
 /// Where a tensor lies, as this reader sees it.
@@ -76,6 +78,7 @@ impl Reader {
             folder: folder.to_path_buf(),
             shard_of: HashMap::new(),
             shards: Mutex::new(HashMap::new()),
+            found: Mutex::new(BTreeSet::new()),
         };
         let shards = shard_files(folder)?;
         if index_file.exists() || shards.is_empty() {
@@ -264,9 +267,19 @@ impl Reader {
             let what = format!("expected shape {shape:?}, got {:?}", info.shape);
             return Err(shard.malformed(tensor, what));
         }
+        let mut found = self.found.lock().unwrap_or_else(PoisonError::into_inner);
+        if !found.contains(tensor) {
+            found.insert(tensor.to_owned());
+        }
         let (begin, end) = info.data_offsets;
         let begin_bytes = shard.data_start_bytes + begin as u64;
         Ok((shard, begin_bytes, end - begin))
+    }
+
+    /// Names of the tensors that have been checked or read so far.
+    #[must_use]
+    pub fn found(&self) -> BTreeSet<String> {
+        self.found.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
     /// The shard of this file name, opened on first use.

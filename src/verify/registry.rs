@@ -242,8 +242,8 @@ pub const LADDER: &[Gate] = &[
     kernel!("moe-sum", "the sum over experts", BITS, "order of arrival"),
     Gate {
         id: "bind",
-        passes: "every tensor is bound or listed as unused by class; none is missing",
-        reads: "the checkpoint's headers and config",
+        passes: "every tensor is loaded or listed as unused by class; none is missing",
+        reads: "headers, config, and the names of the tensors that the subject loaded",
         tolerance: "exact",
         catches: "a misread layer map, a skipped or transposed tensor, another dtype",
         needs: Needs::Folder,

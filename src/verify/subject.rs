@@ -5,6 +5,7 @@
 
 use std::any::Any;
 use std::collections::BTreeMap;
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use thiserror::Error;
@@ -155,6 +156,11 @@ impl std::fmt::Debug for Variant {
 pub trait Subject: Sync + Send {
     /// A sequence at position 0 with empty state.
     fn sequence(&self) -> Box<dyn Sequence + '_>;
+    /// Full names of the tensors that it has loaded, or found by its own names and reads when they
+    /// are needed; `None` where it does not say.
+    fn loaded(&self) -> Option<BTreeSet<String>> {
+        None
+    }
     /// Decodes greedily on its own, with whatever state it carries; `None` where that is left to
     /// the caller.
     fn generate(&self, _prompt: &[u32], _count: usize) -> Option<Result<Generation, SubjectError>> {

@@ -166,7 +166,7 @@ pub fn teacher_forcing(
 ) -> Result<TeacherForcing, EngineError> {
     let (chunk, vocabulary) = {
         let engine = sequence.engine();
-        (engine.options().chunk_tokens.max(1), engine.shape().vocabulary)
+        (engine.options().chunk_tokens.max(1), engine.shape().vocab)
     };
     // The last id has nobody to predict.
     let fed = &ids[..ids.len().saturating_sub(1)];

@@ -73,17 +73,17 @@ impl Header {
         ids: Vec<u32>,
     ) -> Self {
         let empty = State::new(shape);
-        let projection = shape.kda_projection();
+        let projection = shape.kda.width;
         Self {
             identity: identity.to_string(),
             mla_norm_eps,
             dtype: "F32".to_owned(),
             layers: shape.layers.len(),
             kda_slots: empty.kda.len(),
-            recurrent_values: projection * shape.kda_width,
-            convolution_values: 3 * (shape.conv_kernel - 1) * projection,
+            recurrent_values: projection * shape.kda.head_dim,
+            convolution_values: 3 * (shape.kda.taps - 1) * projection,
             mla_slots: empty.mla.len(),
-            cache_width: shape.cache_width(),
+            cache_width: shape.mla.cache_width,
             position,
             ids,
         }

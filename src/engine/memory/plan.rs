@@ -9,7 +9,7 @@ use serde::Serialize;
 use thiserror::Error;
 
 use super::trunk::{self, Pinned};
-use crate::model::{AttentionKind, LayerShape, Shape, Workspace};
+use crate::model::{LayerKind, LayerShape, MlpKind, Shape, Workspace};
 use k3_render::{Table, left, right};
 
 /// Peak and plan may differ by this share of the plan …
@@ -144,14 +144,15 @@ impl Demand {
     /// Bytes of the vectors that binding a layer widens to f32.
     fn vector_bytes(&self, layer: &LayerShape) -> u64 {
         let shape = &self.shape;
-        let attention = match layer.attention {
-            AttentionKind::Kda => {
-                let projection = shape.kda_projection();
-                projection * (3 * shape.conv_kernel + 1) + shape.kda_heads + shape.kda_width
+        let attention = match layer.kind {
+            LayerKind::Kda => {
+                let projection = shape.kda.width;
+                projection * (3 * shape.kda.taps + 1) + shape.kda.heads + shape.kda.head_dim
             }
-            AttentionKind::Mla => shape.q_lora + shape.kv_lora,
+            LayerKind::Mla => shape.mla.q_lora + shape.mla.kv_lora,
         };
-        let mlp = if layer.dense { 0 } else { shape.experts + shape.latent };
+        let mlp =
+            if layer.mlp == MlpKind::Dense { 0 } else { shape.moe.experts + shape.moe.latent };
         4 * (4 * shape.hidden + attention + mlp) as u64
     }
 
@@ -163,28 +164,28 @@ impl Demand {
     /// Bytes of the latent cache per position: kv_lora + rope floats in every MLA layer.
     #[must_use]
     pub fn latent_bytes_per_position(&self) -> u64 {
-        let layers = self.shape.count(AttentionKind::Mla);
-        4 * (layers * self.shape.cache_width()) as u64
+        let layers = self.shape.count(LayerKind::Mla);
+        4 * (layers * self.shape.mla.cache_width) as u64
     }
 
     /// Bytes of the recurrent state: KDA layers only.
     #[must_use]
     pub fn recurrent_bytes(&self) -> u64 {
         let shape = &self.shape;
-        let projection = shape.kda_projection();
-        let slot = projection * (shape.kda_width + 3 * (shape.conv_kernel - 1));
-        4 * (shape.count(AttentionKind::Kda) * slot) as u64
+        let projection = shape.kda.width;
+        let slot = projection * (shape.kda.head_dim + 3 * (shape.kda.taps - 1));
+        4 * (shape.count(LayerKind::Kda) * slot) as u64
     }
 
     /// Lines that no choice changes.
     fn fixed(&self) -> Vec<Component> {
         let shape = &self.shape;
         let line = |name, bytes: u64, what: String| Component { name, bytes, what };
-        let table = 2 * (shape.vocabulary * shape.hidden) as u64;
-        let (kda, mla) = (shape.count(AttentionKind::Kda), shape.count(AttentionKind::Mla));
+        let table = 2 * (shape.vocab * shape.hidden) as u64;
+        let (kda, mla) = (shape.count(LayerKind::Kda), shape.count(LayerKind::Mla));
         let rows = self.logit_rows.max(1);
         let buffers = Workspace::bytes(shape, self.chunk_tokens) as u64;
-        let logits = 4 * (rows * shape.vocabulary) as u64;
+        let logits = 4 * (rows * shape.vocab) as u64;
         let per_position = self.latent_bytes_per_position();
         let mut lines = vec![
             line("program", self.baseline_bytes, "measured, rounded up".to_owned()),
@@ -199,7 +200,7 @@ impl Demand {
             let what = "embedding rows and chunks of the head, streamed".to_owned();
             lines.push(line("vocabulary", bytes, what));
         } else {
-            let what = format!("{} rows, BF16", shape.vocabulary);
+            let what = format!("{} rows, BF16", shape.vocab);
             lines.push(line("embedding", table, what.clone()));
             lines.push(line("head", table, what));
         }
@@ -212,7 +213,7 @@ impl Demand {
                     "{} x {} x {} floats",
                     counted(self.positions, "position"),
                     counted(mla, "MLA layer"),
-                    shape.cache_width()
+                    shape.mla.cache_width
                 ),
             ),
             line("buffers", buffers, format!("chunks of {} tokens", self.chunk_tokens)),
@@ -230,7 +231,7 @@ impl Demand {
     /// Experts there are.
     fn expert_count(&self) -> usize {
         let shape = &self.shape;
-        shape.layers.iter().filter(|layer| !layer.dense).count() * shape.experts
+        shape.layers.iter().filter(|layer| layer.mlp == MlpKind::Moe).count() * shape.moe.experts
     }
 
     /// The plan under `limit_bytes` (the whole process), with what was wished for.
@@ -242,7 +243,7 @@ impl Demand {
         let fixed_bytes: u64 = fixed.iter().map(|line| line.bytes).sum();
         let limit = limit_bytes.unwrap_or(u64::MAX);
         let left = limit.saturating_sub(fixed_bytes);
-        let least_slots = self.shape.top_k.min(self.expert_count());
+        let least_slots = self.shape.moe.top_k.min(self.expert_count());
         let asked_slots = self.asked_slots(wishes);
         let first_slots = asked_slots.unwrap_or(least_slots);
         let for_trunk = left.saturating_sub(first_slots as u64 * self.expert_slot_bytes);
@@ -295,7 +296,7 @@ impl Demand {
                 advice: format!("a layer takes up to {}", in_units(largest)),
             });
         }
-        let least = self.shape.top_k.min(self.expert_count());
+        let least = self.shape.moe.top_k.min(self.expert_count());
         if let Some(slots) = asked_slots.filter(|slots| *slots < least) {
             return Err(Refusal {
                 limit_of: LimitOf::Experts,
@@ -361,7 +362,7 @@ impl Demand {
     /// The refusal, with the least that any choice of ours would need.
     fn refuse(&self, plan: &MemoryPlan, limit: u64, fixed_bytes: u64) -> Refusal {
         let sizes = self.held_layer_bytes();
-        let least_slots = self.shape.top_k.min(self.expert_count()) as u64;
+        let least_slots = self.shape.moe.top_k.min(self.expert_count()) as u64;
         let trunk = trunk::least_bytes(&sizes, 1);
         let least = fixed_bytes + least_slots * self.expert_slot_bytes + trunk;
         let advice = if least <= limit {

@@ -65,7 +65,7 @@ impl Bench {
         ids: &[u32],
         sink: &mut dyn StageSink,
     ) -> Result<Vec<f32>, EngineError> {
-        let vocabulary = self.shape.vocabulary;
+        let vocabulary = self.shape.vocab;
         for (position, &id) in ids.iter().enumerate() {
             if id as usize >= vocabulary {
                 return Err(EngineError::TokenId { id, position, vocabulary });
@@ -102,7 +102,7 @@ impl Bench {
         };
         let mut stages = StageOutput { sink: &mut *sink, layer: None };
         forward::close(&pass, weights, &mut self.work, &mut stages);
-        let mut logits = vec![0.0; tokens * self.shape.vocabulary];
+        let mut logits = vec![0.0; tokens * self.shape.vocab];
         let rows = 0..tokens;
         forward::head(&pass, weights, &self.work, rows, &mut logits, sink)?;
         Ok(logits)

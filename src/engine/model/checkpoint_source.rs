@@ -2,6 +2,9 @@
 //!
 //! Dtype and shape are compared with what the configuration implies before anything is read.
 
+use std::collections::BTreeSet;
+use std::sync::{Mutex, PoisonError};
+
 use rayon::prelude::*;
 
 use super::{EngineError, TensorSpec, WeightSource};
@@ -10,6 +13,40 @@ use k3_checkpoint::Checkpoint;
 
 /// What is read in one piece.
 const PART_BYTES: usize = 1 << 24;
+
+/// A source that keeps the names of the tensors it gave.
+#[derive(Debug)]
+pub struct Recorded<S> {
+    source: S,
+    given: Mutex<BTreeSet<String>>,
+}
+
+impl<S: WeightSource> Recorded<S> {
+    /// Of another source; nothing is given yet.
+    pub fn new(source: S) -> Self {
+        Self { source, given: Mutex::default() }
+    }
+
+    /// Full names of the tensors that were given.
+    pub fn into_given(self) -> BTreeSet<String> {
+        self.given.into_inner().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl<S: WeightSource> WeightSource for Recorded<S> {
+    fn tensor(&self, spec: &TensorSpec) -> Result<SharedBytes, EngineError> {
+        let bytes = self.source.tensor(spec)?;
+        let mut given = self.given.lock().unwrap_or_else(PoisonError::into_inner);
+        given.insert(spec.name.clone());
+        Ok(bytes)
+    }
+}
+
+impl<S: WeightSource + ?Sized> WeightSource for &S {
+    fn tensor(&self, spec: &TensorSpec) -> Result<SharedBytes, EngineError> {
+        (**self).tensor(spec)
+    }
+}
 
 /// A tensor that is not what the configuration implies.
 #[derive(Debug, thiserror::Error)]

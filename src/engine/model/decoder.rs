@@ -17,7 +17,7 @@ pub(super) fn forward(
     stages: &mut StageOutput<'_>,
 ) -> Result<(), EngineError> {
     let (t, hidden) = (pass.tokens, pass.shape.hidden);
-    let opens = pass.shape.layers[pass.layer].banks;
+    let opens = pass.shape.layers[pass.layer].pushes_bank;
 
     // h = mix(banks, s, attention fold) if banks else s
     let stream = &mut work.residual;

@@ -168,7 +168,7 @@ impl Engine {
         rows: LogitRows,
         sink: &mut dyn StageSink,
     ) -> Result<Vec<f32>, EngineError> {
-        let vocabulary = self.shape.vocabulary;
+        let vocabulary = self.shape.vocab;
         state.check(&self.shape)?;
         for (offset, &id) in ids.iter().enumerate() {
             if id as usize >= vocabulary {
@@ -302,7 +302,7 @@ pub(super) fn head(
     if tokens.is_empty() {
         return Ok(());
     }
-    let (hidden, vocabulary) = (pass.shape.hidden, pass.shape.vocabulary);
+    let (hidden, vocabulary) = (pass.shape.hidden, pass.shape.vocab);
     let vectors = &work.residual.normed.first(tokens.end)[tokens.start * hidden..];
     let mut take = |rows: Range<usize>, matrix: MatrixRef<'_>| {
         let mut part = vec![0.0; tokens.len() * rows.len()];

@@ -68,8 +68,8 @@ fn project(
 
 /// Convolution over time, SiLU, then per head the norm of q and k and the scale of q.
 fn convolve(pass: &Pass<'_>, weights: &KdaWeights, slot: &mut KdaState, buffers: &mut KdaBuffers) {
-    let (kernels, width) = (&pass.kernels, pass.shape.kda_projection());
-    let head_width = pass.shape.kda_width;
+    let (kernels, width) = (&pass.kernels, pass.shape.kda.width);
+    let head_width = pass.shape.kda.head_dim;
     // Factors after the l2norm of q and k; v is not normed.
     let factors = [Some(inverse_root(head_width)), Some(1.0), None];
     let third = slot.convolution.len() / 3;
@@ -98,7 +98,7 @@ fn convolve(pass: &Pass<'_>, weights: &KdaWeights, slot: &mut KdaState, buffers:
 
 /// g and α per head and channel.
 fn decay(pass: &Pass<'_>, weights: &KdaWeights, buffers: &mut KdaBuffers) {
-    let (kernels, width) = (&pass.kernels, pass.shape.kda_width);
+    let (kernels, width) = (&pass.kernels, pass.shape.kda.head_dim);
     let lower_bound = pass.shape.gate_lower_bound;
     for token in 0..pass.tokens {
         let heads = buffers.z.row(token).chunks_exact(width);
@@ -115,10 +115,10 @@ fn decay(pass: &Pass<'_>, weights: &KdaWeights, buffers: &mut KdaBuffers) {
 
 /// The recurrence: each head through all tokens of the chunk.
 fn recur(pass: &Pass<'_>, slot: &mut KdaState, buffers: &mut KdaBuffers) {
-    let width = pass.shape.kda_width;
-    let projection = pass.shape.kda_projection();
+    let width = pass.shape.kda.head_dim;
+    let projection = pass.shape.kda.width;
     let mut outs: Vec<Vec<&mut [f32]>> = Vec::new();
-    outs.resize_with(pass.shape.kda_heads, Vec::new);
+    outs.resize_with(pass.shape.kda.heads, Vec::new);
     for row in buffers.output.first_mut(pass.tokens).chunks_exact_mut(projection) {
         for (head, out) in row.chunks_exact_mut(width).enumerate() {
             outs[head].push(out);
@@ -145,7 +145,7 @@ fn recur(pass: &Pass<'_>, slot: &mut KdaState, buffers: &mut KdaBuffers) {
 
 /// K12: per head, norm then gate.
 fn gate(pass: &Pass<'_>, weights: &KdaWeights, buffers: &mut KdaBuffers) {
-    let width = pass.shape.kda_width;
+    let width = pass.shape.kda.head_dim;
     let norm = (weights.o_norm.weight.as_slice(), weights.o_norm.epsilon);
     let heads = buffers.output.first_mut(pass.tokens).chunks_exact_mut(width);
     let gates = buffers.gate.first_mut(pass.tokens).chunks_exact_mut(width);
@@ -156,7 +156,7 @@ fn gate(pass: &Pass<'_>, weights: &KdaWeights, buffers: &mut KdaBuffers) {
 
 fn put_inputs(pass: &Pass<'_>, buffers: &KdaBuffers, stages: &mut StageOutput<'_>) {
     let t = pass.tokens;
-    let per_channel = [t, pass.shape.kda_heads, pass.shape.kda_width];
+    let per_channel = [t, pass.shape.kda.heads, pass.shape.kda.head_dim];
     let [q, k, v] = &buffers.vectors;
     stages.put(Stage::KdaQ, &per_channel, q.first(t));
     stages.put(Stage::KdaK, &per_channel, k.first(t));
@@ -172,9 +172,9 @@ fn put_outputs(
     buffers: &KdaBuffers,
     stages: &mut StageOutput<'_>,
 ) {
-    let (t, heads, width) = (pass.tokens, pass.shape.kda_heads, pass.shape.kda_width);
+    let (t, heads, width) = (pass.tokens, pass.shape.kda.heads, pass.shape.kda.head_dim);
     stages.put(Stage::KdaO, &[t, heads, width], buffers.output.first(t));
     stages.put(Stage::KdaState, &[heads, width, width], &slot.recurrent);
-    let history = [3, pass.shape.conv_kernel - 1, pass.shape.kda_projection()];
+    let history = [3, pass.shape.kda.taps - 1, pass.shape.kda.width];
     stages.put(Stage::KdaConv, &history, &slot.convolution);
 }

@@ -38,7 +38,7 @@ pub(super) fn forward(
 /// M8: one row per position, those of this chunk included.
 fn check_length(pass: &Pass<'_>, cache: &LatentCache) -> Result<(), EngineError> {
     let positions = pass.position + pass.tokens;
-    let (expected, got) = (positions * pass.shape.cache_width(), cache.rows.len());
+    let (expected, got) = (positions * pass.shape.mla.cache_width, cache.rows.len());
     if got == expected {
         return Ok(());
     }
@@ -69,9 +69,9 @@ fn project(
         let (low, normed) = (buffers.q_low.row(token), buffers.q_low_normed.row_mut(token));
         weights.q_a_norm.apply(kernels, low, normed);
         // The cached row: the normed latent, then the rope part as it is.
-        let (latent, rope) = buffers.compressed.row(token).split_at(pass.shape.kv_lora);
+        let (latent, rope) = buffers.compressed.row(token).split_at(pass.shape.mla.kv_lora);
         let (latent_out, rope_out) =
-            buffers.cache_rows.row_mut(token).split_at_mut(pass.shape.kv_lora);
+            buffers.cache_rows.row_mut(token).split_at_mut(pass.shape.mla.kv_lora);
         weights.kv_a_norm.apply(kernels, latent, latent_out);
         rope_out.copy_from_slice(rope);
     }
@@ -86,20 +86,20 @@ fn attend_all(
     buffers: &mut MlaBuffers,
 ) {
     let shape = pass.shape;
-    let query_width = shape.nope + shape.rope;
+    let query_width = shape.mla.nope + shape.mla.rope;
     let queries = buffers.q.first(pass.tokens).chunks_exact(query_width);
-    let outs = buffers.output.first_mut(pass.tokens).chunks_exact_mut(shape.v_width);
+    let outs = buffers.output.first_mut(pass.tokens).chunks_exact_mut(shape.mla.v);
     let work: Vec<_> = queries.zip(outs).enumerate().collect();
     let kv_b = weights.kv_b.view();
     pass.threads.for_each(work, &|(place, (query, out))| {
-        let (head, position) = (place % shape.mla_heads, pass.position + place / shape.mla_heads);
+        let (head, position) = (place % shape.mla.heads, pass.position + place / shape.mla.heads);
         // kv_b per head: its keys, then its values.
-        let first = head * (shape.nope + shape.v_width);
-        let middle = first + shape.nope;
+        let first = head * (shape.mla.nope + shape.mla.v);
+        let middle = first + shape.mla.nope;
         let head = HeadAttention {
             query,
             keys: kv_b.range(first..middle),
-            values: kv_b.range(middle..middle + shape.v_width),
+            values: kv_b.range(middle..middle + shape.mla.v),
             rows: &cache.rows,
             visible: position + 1,
         };
@@ -109,10 +109,14 @@ fn attend_all(
 
 fn put(pass: &Pass<'_>, buffers: &MlaBuffers, stages: &mut StageOutput<'_>) {
     let (t, shape) = (pass.tokens, pass.shape);
-    let width = shape.cache_width();
+    let width = shape.mla.cache_width;
     let rows = buffers.cache_rows.first(t);
-    stages.put(Stage::MlaQ, &[t, shape.mla_heads, shape.nope + shape.rope], buffers.q.first(t));
-    stages.put_columns(Stage::MlaLatent, rows, width, 0..shape.kv_lora);
-    stages.put_columns(Stage::MlaKRope, rows, width, shape.kv_lora..width);
-    stages.put(Stage::MlaO, &[t, shape.mla_heads, shape.v_width], buffers.output.first(t));
+    stages.put(
+        Stage::MlaQ,
+        &[t, shape.mla.heads, shape.mla.nope + shape.mla.rope],
+        buffers.q.first(t),
+    );
+    stages.put_columns(Stage::MlaLatent, rows, width, 0..shape.mla.kv_lora);
+    stages.put_columns(Stage::MlaKRope, rows, width, shape.mla.kv_lora..width);
+    stages.put(Stage::MlaO, &[t, shape.mla.heads, shape.mla.v], buffers.output.first(t));
 }

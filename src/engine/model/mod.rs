@@ -23,11 +23,12 @@ mod weights;
 mod workspace;
 
 pub use bench::{Bench, Residual};
+pub use checkpoint_source::Recorded;
 pub use error::EngineError;
 pub use forward::{Engine, EngineOptions, EngineSequence, LogitRows};
 pub use moe::{Expert, ExpertSource, ResidentExperts};
 pub use on_demand::OnDemand;
-pub use shape::{AttentionKind, LayerShape, Shape};
+pub use shape::{LayerKind, LayerShape, MlpKind, ModelShape, Shape};
 pub use state::{KdaState, LatentCache, State};
 pub use weights::{
     AttentionWeights, DenseWeights, KdaWeights, LayerSource, LayerWeights, Mixer, MlaWeights,

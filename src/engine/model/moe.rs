@@ -11,14 +11,14 @@ use std::sync::Arc;
 use super::dense;
 use super::forward::Pass;
 use super::stage_output::StageOutput;
-use super::weights::{layer_prefix, named};
+use super::weights::named;
 use super::workspace::MoeBuffers;
 use super::{EngineError, MoeWeights, Shape, TensorSpec, WeightSource, Workspace};
 use crate::kernels::matrix::Matrix;
 use crate::kernels::products::Product;
 use crate::kernels::router::Choice;
 use crate::kernels::sums::Vectors;
-use k3_checkpoint::Dtype;
+use k3_checkpoint::Role;
 use k3_core::stages::Stage;
 
 /// One routed expert. MXFP4 in the release; F32 works alike.
@@ -108,21 +108,18 @@ impl Expert {
         layer: usize,
         id: usize,
     ) -> Result<Self, EngineError> {
-        let bind = |matrix: &str, rows: usize, columns: usize| {
-            let tensor = |kind: &str, columns: usize| {
-                let prefix = layer_prefix(layer);
-                let name = format!("{prefix}block_sparse_moe.experts.{id}.{matrix}.weight_{kind}");
-                let spec = TensorSpec { name, dtype: Dtype::U8, shape: vec![rows, columns] };
-                source.tensor(&spec).map(|bytes| (spec.name, bytes))
-            };
-            let (name, packed) = tensor("packed", columns / 2)?;
-            let (_, scales) = tensor("scale", columns.div_ceil(32))?;
-            named(name, Matrix::mxfp4(rows, columns, packed, scales))
+        let bind = |packed: Role, scale: Role| {
+            let [packed, scale] =
+                [packed, scale].map(|role| TensorSpec::of(shape, role, layer, id));
+            let (rows, columns) = (packed.shape[0], 2 * packed.shape[1]);
+            let bytes = source.tensor(&packed)?;
+            let scales = source.tensor(&scale)?;
+            named(packed.name, Matrix::mxfp4(rows, columns, bytes, scales))
         };
         let expert = Self {
-            w1: bind("w1", shape.expert_inner, shape.latent)?,
-            w2: bind("w2", shape.latent, shape.expert_inner)?,
-            w3: bind("w3", shape.expert_inner, shape.latent)?,
+            w1: bind(Role::RoutedW1Packed, Role::RoutedW1Scale)?,
+            w2: bind(Role::RoutedW2Packed, Role::RoutedW2Scale)?,
+            w3: bind(Role::RoutedW3Packed, Role::RoutedW3Scale)?,
         };
         expert.check_scales(layer, id)?;
         Ok(expert)
@@ -150,7 +147,7 @@ impl ResidentExperts {
     pub fn load(shape: &Shape, source: &dyn WeightSource) -> Result<Self, EngineError> {
         let mut layers = Vec::with_capacity(shape.layers.len());
         for (layer, place) in shape.layers.iter().enumerate() {
-            let count = if place.dense { 0 } else { shape.experts };
+            let count = if place.mlp == super::MlpKind::Dense { 0 } else { shape.moe.experts };
             let load = |id| Expert::load(shape, source, layer, id).map(Arc::new);
             layers.push((0..count).map(load).collect::<Result<_, _>>()?);
         }
@@ -187,8 +184,8 @@ pub(super) fn forward(
     for (out, (routed, shared)) in work.residual.output.first_mut(t).iter_mut().zip(sums) {
         *out = routed + shared;
     }
-    stages.put(Stage::MoeLatent, &[t, shape.latent], buffers.latent.first(t));
-    stages.put(Stage::MoeSum, &[t, shape.latent], buffers.sum.first(t));
+    stages.put(Stage::MoeLatent, &[t, shape.moe.latent], buffers.latent.first(t));
+    stages.put(Stage::MoeSum, &[t, shape.moe.latent], buffers.sum.first(t));
     stages.put(Stage::MoeShared, &[t, shape.hidden], buffers.shared.first(t));
     Ok(())
 }
@@ -198,7 +195,8 @@ fn choose(pass: &Pass<'_>, bias: &[f32], buffers: &MoeBuffers) -> Result<Vec<Cho
     let mut choices = Vec::with_capacity(pass.tokens);
     for token in 0..pass.tokens {
         let scores = buffers.scores.row(token);
-        let choice = (pass.kernels.choose)(scores, bias, pass.shape.top_k, pass.shape.weighting);
+        let choice =
+            (pass.kernels.choose)(scores, bias, pass.shape.moe.top_k, pass.shape.weighting);
         choices.push(choice.map_err(|nan| EngineError::RouterNan {
             layer: pass.layer,
             position: pass.position + token,
@@ -215,7 +213,7 @@ fn put_choices(
     stages: &mut StageOutput<'_>,
 ) {
     let t = choices.len();
-    stages.put(Stage::RouterScores, &[t, shape.experts], buffers.scores.first(t));
+    stages.put(Stage::RouterScores, &[t, shape.moe.experts], buffers.scores.first(t));
     let ids: Vec<i32> = choices.iter().flat_map(|c| &c.ids).map(|&id| id as i32).collect();
     stages.put_ids(Stage::RouterIds, &[t, ids.len() / t], &ids);
     let weights: Vec<f32> = choices.iter().flat_map(|c| &c.weights).copied().collect();
@@ -228,7 +226,7 @@ fn run_experts(
     choices: &[Choice],
     buffers: &mut MoeBuffers,
 ) -> Result<(), EngineError> {
-    let mut served: Vec<Vec<Served>> = vec![Vec::new(); pass.shape.experts];
+    let mut served: Vec<Vec<Served>> = vec![Vec::new(); pass.shape.moe.experts];
     for (token, choice) in choices.iter().enumerate() {
         for (place, &id) in choice.ids.iter().enumerate() {
             served[id].push((token, place));
@@ -272,7 +270,7 @@ fn run_batch(
     pass.products(products);
     for (row, (token, place)) in pairs.iter().enumerate() {
         let outputs = buffers.expert_outputs.row_mut(*token);
-        let out = &mut outputs[place * shape.latent..(place + 1) * shape.latent];
+        let out = &mut outputs[place * shape.moe.latent..(place + 1) * shape.moe.latent];
         out.copy_from_slice(buffers.expert_grouped.row(row));
     }
 }
@@ -302,7 +300,7 @@ fn finish_routed(
     buffers: &mut MoeBuffers,
 ) {
     let (kernels, t) = (&pass.kernels, pass.tokens);
-    let stride = pass.shape.latent;
+    let stride = pass.shape.moe.latent;
     for (token, choice) in choices.iter().enumerate() {
         let outputs = Vectors::Strided { data: buffers.expert_outputs.row(token), stride };
         let sum = buffers.sum.row_mut(token);

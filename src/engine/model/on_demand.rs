@@ -28,6 +28,6 @@ impl<S: WeightSource + Send + Sync + std::fmt::Debug> ExpertSource for OnDemand<
 
     fn batch_limit(&self) -> usize {
         // All of a chunk's choices at once would be a whole layer of experts.
-        self.shape.top_k
+        self.shape.moe.top_k
     }
 }

@@ -4,7 +4,7 @@
 //! growing cache of rows \[latent | rope\]. Residual banks are per token and are not carried.
 //! Cloning a state takes it out; putting a clone back continues from there, in the same bits.
 
-use super::{AttentionKind, EngineError, Shape};
+use super::{EngineError, LayerKind, Shape};
 
 /// State of one KDA layer.
 #[derive(Debug, Clone, PartialEq)]
@@ -20,10 +20,10 @@ impl KdaState {
     /// Before the first position: zeros.
     #[must_use]
     pub fn new(shape: &Shape) -> Self {
-        let projection = shape.kda_projection();
+        let projection = shape.kda.width;
         Self {
-            recurrent: vec![0.0; projection * shape.kda_width],
-            convolution: vec![0.0; 3 * (shape.conv_kernel - 1) * projection],
+            recurrent: vec![0.0; projection * shape.kda.head_dim],
+            convolution: vec![0.0; 3 * (shape.kda.taps - 1) * projection],
         }
     }
 }
@@ -55,8 +55,8 @@ impl State {
         // Each slot asks for zeros of its own: memory is taken where a layer writes.
         let slot = |_| KdaState::new(shape);
         Self {
-            kda: (0..shape.count(AttentionKind::Kda)).map(slot).collect(),
-            mla: vec![LatentCache::default(); shape.count(AttentionKind::Mla)],
+            kda: (0..shape.count(LayerKind::Kda)).map(slot).collect(),
+            mla: vec![LatentCache::default(); shape.count(LayerKind::Mla)],
             position: 0,
             interrupted: false,
         }
@@ -75,7 +75,7 @@ impl State {
     /// Makes room for `positions` positions in all, exactly: a cache that grows by doubling would
     /// hold up to twice what the plan says, and both copies while it moves.
     pub fn reserve(&mut self, shape: &Shape, positions: usize) {
-        let wanted = positions * shape.cache_width();
+        let wanted = positions * shape.mla.cache_width;
         for cache in &mut self.mla {
             let more = wanted.saturating_sub(cache.rows.len());
             cache.rows.reserve_exact(more);
@@ -94,16 +94,16 @@ impl State {
             let text = format!("{what}: {got}, expected {expected}");
             if got == expected { Ok(()) } else { Err(EngineError::ForeignState(text)) }
         };
-        let projection = shape.kda_projection();
-        foreign("KDA slots", self.kda.len(), shape.count(AttentionKind::Kda))?;
-        foreign("MLA slots", self.mla.len(), shape.count(AttentionKind::Mla))?;
+        let projection = shape.kda.width;
+        foreign("KDA slots", self.kda.len(), shape.count(LayerKind::Kda))?;
+        foreign("MLA slots", self.mla.len(), shape.count(LayerKind::Mla))?;
         for slot in &self.kda {
-            let history = 3 * (shape.conv_kernel - 1) * projection;
-            foreign("recurrent values", slot.recurrent.len(), projection * shape.kda_width)?;
+            let history = 3 * (shape.kda.taps - 1) * projection;
+            foreign("recurrent values", slot.recurrent.len(), projection * shape.kda.head_dim)?;
             foreign("convolution inputs", slot.convolution.len(), history)?;
         }
         for cache in &self.mla {
-            foreign("cached values", cache.rows.len(), self.position * shape.cache_width())?;
+            foreign("cached values", cache.rows.len(), self.position * shape.mla.cache_width)?;
         }
         Ok(())
     }

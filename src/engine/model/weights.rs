@@ -9,13 +9,13 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::{AttentionKind, EngineError, Shape};
+use super::{EngineError, LayerKind, MlpKind, Shape};
 use crate::kernels::bf16;
 use crate::kernels::matrix::{Matrix, MatrixError, MatrixRef, SharedBytes};
 use crate::kernels::residual::fold;
 use crate::kernels::rows::Row;
 use crate::kernels::table::Kernels;
-use k3_checkpoint::Dtype;
+use k3_checkpoint::{Dtype, Role};
 
 /// A tensor the engine asks for.
 #[derive(Debug, Clone, PartialEq, Eq)]
@@ -26,6 +26,15 @@ pub struct TensorSpec {
     pub dtype: Dtype,
     /// Expected shape, outermost first.
     pub shape: Vec<usize>,
+}
+
+impl TensorSpec {
+    /// The tensor of a role in a layer (any, for those of the whole model) and of an expert.
+    #[must_use]
+    pub fn of(shape: &Shape, role: Role, layer: usize, expert: usize) -> Self {
+        let kind = shape.layers[layer].kind;
+        Self { name: role.name(layer, expert), dtype: role.dtype(), shape: role.shape(shape, kind) }
+    }
 }
 
 /// Where tensors come from.
@@ -240,41 +249,31 @@ pub struct Weights {
     pub final_norm: Norm,
 }
 
-/// Binds names below a prefix.
+/// Loads tensors by their role in a layer; those of the whole model belong to any.
 struct Binder<'a> {
     shape: &'a Shape,
     source: &'a dyn WeightSource,
-    prefix: String,
+    layer: usize,
 }
 
-impl<'a> Binder<'a> {
-    /// For tensors outside the layers.
-    fn of_model(shape: &'a Shape, source: &'a dyn WeightSource) -> Self {
-        let prefix = "language_model.".to_owned();
-        Self { shape, source, prefix }
+impl Binder<'_> {
+    fn spec(&self, role: Role) -> TensorSpec {
+        TensorSpec::of(self.shape, role, self.layer, 0)
     }
 
-    fn bytes(
-        &self,
-        name: &str,
-        dtype: Dtype,
-        shape: &[usize],
-    ) -> Result<(String, SharedBytes), EngineError> {
-        let name = format!("{}{name}", self.prefix);
-        let spec = TensorSpec { name, dtype, shape: shape.to_vec() };
+    fn matrix(&self, role: Role) -> Result<Matrix, EngineError> {
+        let spec = self.spec(role);
         let bytes = self.source.tensor(&spec)?;
-        Ok((spec.name, bytes))
+        let columns = spec.shape.last().copied().unwrap_or(1);
+        let rows = spec.shape.iter().rev().skip(1).product();
+        named(spec.name, Matrix::bf16(rows, columns, bytes))
     }
 
-    fn matrix(&self, name: &str, rows: usize, columns: usize) -> Result<Matrix, EngineError> {
-        let (name, bytes) = self.bytes(name, Dtype::Bf16, &[rows, columns])?;
-        named(name, Matrix::bf16(rows, columns, bytes))
-    }
-
-    fn vector(&self, name: &str, dtype: Dtype, shape: &[usize]) -> Result<Vec<f32>, EngineError> {
-        let (name, bytes) = self.bytes(name, dtype, shape)?;
+    fn vector(&self, role: Role) -> Result<Vec<f32>, EngineError> {
+        let spec = self.spec(role);
+        let bytes = self.source.tensor(&spec)?;
         let bytes = bytes.bytes();
-        let values: Vec<f32> = match dtype {
+        let values: Vec<f32> = match spec.dtype {
             Dtype::F32 => bytes.as_chunks::<4>().0.iter().map(|b| f32::from_le_bytes(*b)).collect(),
             Dtype::Bf16 => bytes
                 .as_chunks::<2>()
@@ -284,97 +283,82 @@ impl<'a> Binder<'a> {
                 .collect(),
             _ => Vec::new(),
         };
-        let expected = shape.iter().product();
-        let got = values.len();
+        let (name, expected, got) = (spec.name, spec.shape.iter().product(), values.len());
         if got == expected { Ok(values) } else { Err(EngineError::Length { name, expected, got }) }
     }
 
     /// A norm with `rms_norm_eps`.
-    fn norm(&self, name: &str, width: usize) -> Result<Norm, EngineError> {
-        let weight = self.vector(name, Dtype::Bf16, &[width])?;
-        Ok(Norm { weight, epsilon: self.shape.rms_norm_eps })
+    fn norm(&self, role: Role) -> Result<Norm, EngineError> {
+        Ok(Norm { weight: self.vector(role)?, epsilon: self.shape.rms_norm_eps })
     }
 
     /// One of MLA's two low-rank norms (N3).
-    fn low_rank_norm(&self, name: &str, width: usize) -> Result<Norm, EngineError> {
-        let epsilon = self.shape.mla_norm_eps;
-        Ok(Norm { epsilon, ..self.norm(name, width)? })
+    fn low_rank_norm(&self, role: Role) -> Result<Norm, EngineError> {
+        Ok(Norm { weight: self.vector(role)?, epsilon: self.shape.mla_norm_eps })
     }
 
-    fn mixer(&self, name: &str) -> Result<Mixer, EngineError> {
-        let hidden = self.shape.hidden;
-        let norm = self.vector(&format!("{name}_norm.weight"), Dtype::Bf16, &[hidden])?;
-        let projection = self.vector(&format!("{name}_proj.weight"), Dtype::Bf16, &[1, hidden])?;
-        Ok(Mixer { folded: fold(&norm, &projection), epsilon: self.shape.rms_norm_eps })
+    fn mixer(&self, norm: Role, projection: Role) -> Result<Mixer, EngineError> {
+        let folded = fold(&self.vector(norm)?, &self.vector(projection)?);
+        Ok(Mixer { folded, epsilon: self.shape.rms_norm_eps })
     }
 
-    fn dense(&self, name: &str, inner: usize) -> Result<DenseWeights, EngineError> {
-        let hidden = self.shape.hidden;
+    fn dense(&self, [gate, up, down]: [Role; 3]) -> Result<DenseWeights, EngineError> {
         Ok(DenseWeights {
-            gate: self.matrix(&format!("{name}.gate_proj.weight"), inner, hidden)?,
-            up: self.matrix(&format!("{name}.up_proj.weight"), inner, hidden)?,
-            down: self.matrix(&format!("{name}.down_proj.weight"), hidden, inner)?,
+            gate: self.matrix(gate)?,
+            up: self.matrix(up)?,
+            down: self.matrix(down)?,
         })
     }
 
     fn kda(&self) -> Result<KdaWeights, EngineError> {
-        let shape = self.shape;
-        let (p, e, d) = (shape.kda_projection(), shape.hidden, shape.kda_width);
-        let projection = |name| self.matrix(&format!("self_attn.{name}_proj.weight"), p, e);
-        let taps = |name| {
-            let name = format!("self_attn.{name}_conv1d.weight");
-            self.vector(&name, Dtype::F32, &[p, 1, shape.conv_kernel])
-        };
-        let stored = self.vector("self_attn.A_log", Dtype::F32, &[d])?;
+        let stored = self.vector(Role::KdaALog)?;
         // The first H values are the heads', the rest is padding (K7, K8).
-        let (a_log, tail) = stored.split_at(shape.kda_heads);
+        let heads = self.shape.kda.heads;
+        let (a_log, tail) = stored.split_at(heads);
         if let Some(place) = tail.iter().position(|value| *value != 0.0) {
-            let name = format!("{}self_attn.A_log", self.prefix);
-            let (index, value) = (shape.kda_heads + place, tail[place]);
-            return Err(EngineError::ALogTail { name, index, value });
+            let name = self.spec(Role::KdaALog).name;
+            return Err(EngineError::ALogTail { name, index: heads + place, value: tail[place] });
         }
         Ok(KdaWeights {
-            projections: [projection("q")?, projection("k")?, projection("v")?],
-            taps: [taps("q")?, taps("k")?, taps("v")?],
-            f_a: self.matrix("self_attn.f_a_proj.weight", d, e)?,
-            f_b: self.matrix("self_attn.f_b_proj.weight", p, d)?,
-            b: self.matrix("self_attn.b_proj.weight", shape.kda_heads, e)?,
+            projections: [
+                self.matrix(Role::KdaQProj)?,
+                self.matrix(Role::KdaKProj)?,
+                self.matrix(Role::KdaVProj)?,
+            ],
+            taps: [
+                self.vector(Role::KdaQConv)?,
+                self.vector(Role::KdaKConv)?,
+                self.vector(Role::KdaVConv)?,
+            ],
+            f_a: self.matrix(Role::KdaFAProj)?,
+            f_b: self.matrix(Role::KdaFBProj)?,
+            b: self.matrix(Role::KdaBProj)?,
             a_log: a_log.to_vec(),
-            dt_bias: self.vector("self_attn.dt_bias", Dtype::F32, &[p])?,
-            o_norm: Norm {
-                weight: self.vector("self_attn.o_norm.weight", Dtype::F32, &[d])?,
-                epsilon: shape.rms_norm_eps,
-            },
+            dt_bias: self.vector(Role::KdaDtBias)?,
+            o_norm: self.norm(Role::KdaONorm)?,
         })
     }
 
     fn mla(&self) -> Result<MlaWeights, EngineError> {
-        let shape = self.shape;
-        let (e, heads) = (shape.hidden, shape.mla_heads);
-        let q_rows = heads * (shape.nope + shape.rope);
-        let kv_rows = heads * (shape.nope + shape.v_width);
-        let (q_lora, kv_lora) = (shape.q_lora, shape.kv_lora);
         Ok(MlaWeights {
-            q_a: self.matrix("self_attn.q_a_proj.weight", q_lora, e)?,
-            q_a_norm: self.low_rank_norm("self_attn.q_a_layernorm.weight", q_lora)?,
-            q_b: self.matrix("self_attn.q_b_proj.weight", q_rows, q_lora)?,
-            kv_a: self.matrix("self_attn.kv_a_proj_with_mqa.weight", shape.cache_width(), e)?,
-            kv_a_norm: self.low_rank_norm("self_attn.kv_a_layernorm.weight", kv_lora)?,
-            kv_b: self.matrix("self_attn.kv_b_proj.weight", kv_rows, kv_lora)?,
+            q_a: self.matrix(Role::MlaQAProj)?,
+            q_a_norm: self.low_rank_norm(Role::MlaQANorm)?,
+            q_b: self.matrix(Role::MlaQBProj)?,
+            kv_a: self.matrix(Role::MlaKvAProj)?,
+            kv_a_norm: self.low_rank_norm(Role::MlaKvANorm)?,
+            kv_b: self.matrix(Role::MlaKvBProj)?,
         })
     }
 
     fn moe(&self) -> Result<MoeWeights, EngineError> {
-        let shape = self.shape;
-        let (e, l, n) = (shape.hidden, shape.latent, shape.experts);
-        let block = |name: &str| format!("block_sparse_moe.{name}");
+        let shared = [Role::SharedGateProj, Role::SharedUpProj, Role::SharedDownProj];
         Ok(MoeWeights {
-            router: self.matrix(&block("gate.weight"), n, e)?,
-            bias: self.vector(&block("gate.e_score_correction_bias"), Dtype::F32, &[n])?,
-            down: self.matrix(&block("routed_expert_down_proj.weight"), l, e)?,
-            up: self.matrix(&block("routed_expert_up_proj.weight"), e, l)?,
-            norm: self.norm(&block("routed_expert_norm.weight"), l)?,
-            shared: self.dense(&block("shared_experts"), shape.shared_inner)?,
+            router: self.matrix(Role::RouterWeight)?,
+            bias: self.vector(Role::RouterBias)?,
+            down: self.matrix(Role::LatentDownProj)?,
+            up: self.matrix(Role::LatentUpProj)?,
+            norm: self.norm(Role::LatentNorm)?,
+            shared: self.dense(shared)?,
         })
     }
 }
@@ -387,22 +371,16 @@ pub(super) fn named(
     matrix.map_err(|source| EngineError::Matrix { name, source })
 }
 
-/// The prefix of a layer's tensors.
-pub(super) fn layer_prefix(layer: usize) -> String {
-    format!("language_model.model.layers.{layer}.")
-}
-
 impl Weights {
     /// Binds embedding, head and closing stages.
     ///
     /// # Errors
     /// A tensor the source refuses.
     pub fn load(shape: &Shape, source: &dyn WeightSource) -> Result<Self, EngineError> {
-        let binder = Binder::of_model(shape, source);
-        let (v, e) = (shape.vocabulary, shape.hidden);
+        let binder = Binder { shape, source, layer: 0 };
         let vocabulary = Arc::new(ResidentVocabulary {
-            embedding: binder.matrix("model.embed_tokens.weight", v, e)?,
-            head: binder.matrix("lm_head.weight", v, e)?,
+            embedding: binder.matrix(Role::EmbedTokens)?,
+            head: binder.matrix(Role::LmHead)?,
         });
         Self::load_beside(shape, source, vocabulary)
     }
@@ -416,11 +394,11 @@ impl Weights {
         source: &dyn WeightSource,
         vocabulary: Arc<dyn VocabularySource>,
     ) -> Result<Self, EngineError> {
-        let binder = Binder::of_model(shape, source);
+        let binder = Binder { shape, source, layer: 0 };
         Ok(Self {
             vocabulary,
-            output_mixer: binder.mixer("model.output_attn_res")?,
-            final_norm: binder.norm("model.norm.weight", shape.hidden)?,
+            output_mixer: binder.mixer(Role::OutputResNorm, Role::OutputResProj)?,
+            final_norm: binder.norm(Role::FinalNorm)?,
         })
     }
 }
@@ -435,31 +413,25 @@ impl LayerWeights {
         source: &dyn WeightSource,
         layer: usize,
     ) -> Result<Self, EngineError> {
-        let binder = Binder { shape, source, prefix: layer_prefix(layer) };
-        let (e, place) = (shape.hidden, shape.layers[layer]);
-        let (attention, width) = match place.attention {
-            AttentionKind::Kda => {
-                let kda = Box::new(binder.kda()?);
-                (AttentionWeights::Kda(kda), shape.kda_projection())
-            }
-            AttentionKind::Mla => {
-                let mla = Box::new(binder.mla()?);
-                (AttentionWeights::Mla(mla), shape.mla_heads * shape.v_width)
-            }
+        let binder = Binder { shape, source, layer };
+        let place = shape.layers[layer];
+        let attention = match place.kind {
+            LayerKind::Kda => AttentionWeights::Kda(Box::new(binder.kda()?)),
+            LayerKind::Mla => AttentionWeights::Mla(Box::new(binder.mla()?)),
         };
-        let mlp = if place.dense {
-            MlpWeights::Dense(Box::new(binder.dense("mlp", shape.dense_inner)?))
-        } else {
-            MlpWeights::Moe(Box::new(binder.moe()?))
+        let dense = [Role::DenseGateProj, Role::DenseUpProj, Role::DenseDownProj];
+        let mlp = match place.mlp {
+            MlpKind::Dense => MlpWeights::Dense(Box::new(binder.dense(dense)?)),
+            MlpKind::Moe => MlpWeights::Moe(Box::new(binder.moe()?)),
         };
         Ok(Self {
-            input_norm: binder.norm("input_layernorm.weight", e)?,
-            post_attention_norm: binder.norm("post_attention_layernorm.weight", e)?,
-            attention_mixer: binder.mixer("self_attention_res")?,
-            mlp_mixer: binder.mixer("mlp_res")?,
+            input_norm: binder.norm(Role::InputNorm)?,
+            post_attention_norm: binder.norm(Role::PostAttentionNorm)?,
+            attention_mixer: binder.mixer(Role::AttentionResNorm, Role::AttentionResProj)?,
+            mlp_mixer: binder.mixer(Role::MlpResNorm, Role::MlpResProj)?,
             attention,
-            gate: binder.matrix("self_attn.g_proj.weight", width, e)?,
-            output: binder.matrix("self_attn.o_proj.weight", e, width)?,
+            gate: binder.matrix(Role::AttentionGProj)?,
+            output: binder.matrix(Role::AttentionOProj)?,
             mlp,
         })
     }

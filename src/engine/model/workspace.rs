@@ -182,18 +182,18 @@ impl Workspace {
     /// Bytes of all buffers for chunks of `chunk_tokens` tokens, without making them.
     #[must_use]
     pub fn bytes(shape: &Shape, chunk_tokens: usize) -> usize {
-        let (e, p, l) = (shape.hidden, shape.kda_projection(), shape.latent);
-        let residual = e * (4 + shape.banks());
-        let kda = 11 * p + shape.kda_width + shape.kda_heads;
-        let heads = shape.mla_heads;
-        let mla = 2 * shape.q_lora
-            + heads * (shape.nope + shape.rope + 2 * shape.v_width)
-            + 2 * shape.cache_width();
-        let mlp = 3 * shape.dense_inner.max(shape.shared_inner);
-        let moe = shape.experts
-            + l * (3 + 3 * shape.top_k)
+        let (e, p, l) = (shape.hidden, shape.kda.width, shape.moe.latent);
+        let residual = e * (4 + shape.banks);
+        let kda = 11 * p + shape.kda.head_dim + shape.kda.heads;
+        let heads = shape.mla.heads;
+        let mla = 2 * shape.mla.q_lora
+            + heads * (shape.mla.nope + shape.mla.rope + 2 * shape.mla.v)
+            + 2 * shape.mla.cache_width;
+        let mlp = 3 * shape.dense_inner.max(shape.moe.shared_inner);
+        let moe = shape.moe.experts
+            + l * (3 + 3 * shape.moe.top_k)
             + 2 * e
-            + 3 * shape.top_k * shape.expert_inner;
+            + 3 * shape.moe.top_k * shape.moe.inner;
         4 * chunk_tokens.max(1) * (residual + kda + mla + mlp + moe)
     }
 }
@@ -202,7 +202,7 @@ fn residual_buffers(shape: &Shape, t: usize) -> ResidualBuffers {
     let rows = || Rows::new(t, shape.hidden);
     ResidualBuffers {
         running: rows(),
-        banks: (0..shape.banks()).map(|_| rows()).collect(),
+        banks: (0..shape.banks).map(|_| rows()).collect(),
         filled: 0,
         mixed: rows(),
         normed: rows(),
@@ -211,52 +211,52 @@ fn residual_buffers(shape: &Shape, t: usize) -> ResidualBuffers {
 }
 
 fn kda_buffers(shape: &Shape, t: usize) -> KdaBuffers {
-    let projection = || Rows::new(t, shape.kda_projection());
+    let projection = || Rows::new(t, shape.kda.width);
     KdaBuffers {
         inputs: [projection(), projection(), projection()],
         vectors: [projection(), projection(), projection()],
-        low_rank: Rows::new(t, shape.kda_width),
+        low_rank: Rows::new(t, shape.kda.head_dim),
         z: projection(),
         log_decay: projection(),
         alpha: projection(),
-        beta: Rows::new(t, shape.kda_heads),
+        beta: Rows::new(t, shape.kda.heads),
         gate: projection(),
         output: projection(),
     }
 }
 
 fn mla_buffers(shape: &Shape, t: usize) -> MlaBuffers {
-    let values = || Rows::new(t, shape.mla_heads * shape.v_width);
+    let values = || Rows::new(t, shape.mla.heads * shape.mla.v);
     MlaBuffers {
-        q_low: Rows::new(t, shape.q_lora),
-        q_low_normed: Rows::new(t, shape.q_lora),
-        q: Rows::new(t, shape.mla_heads * (shape.nope + shape.rope)),
-        compressed: Rows::new(t, shape.cache_width()),
-        cache_rows: Rows::new(t, shape.cache_width()),
+        q_low: Rows::new(t, shape.mla.q_lora),
+        q_low_normed: Rows::new(t, shape.mla.q_lora),
+        q: Rows::new(t, shape.mla.heads * (shape.mla.nope + shape.mla.rope)),
+        compressed: Rows::new(t, shape.mla.cache_width),
+        cache_rows: Rows::new(t, shape.mla.cache_width),
         gate: values(),
         output: values(),
     }
 }
 
 fn mlp_buffers(shape: &Shape, t: usize) -> MlpBuffers {
-    let widest = shape.dense_inner.max(shape.shared_inner);
+    let widest = shape.dense_inner.max(shape.moe.shared_inner);
     let inner = || vec![0.0; t * widest];
     MlpBuffers { gate: inner(), up: inner(), activated: inner() }
 }
 
 fn moe_buffers(shape: &Shape, t: usize) -> MoeBuffers {
-    let pairs = t * shape.top_k;
+    let pairs = t * shape.moe.top_k;
     MoeBuffers {
-        scores: Rows::new(t, shape.experts),
-        latent: Rows::new(t, shape.latent),
-        gathered: Rows::new(pairs, shape.latent),
-        expert_gate: Rows::new(pairs, shape.expert_inner),
-        expert_up: Rows::new(pairs, shape.expert_inner),
-        expert_activated: Rows::new(pairs, shape.expert_inner),
-        expert_grouped: Rows::new(pairs, shape.latent),
-        expert_outputs: Rows::new(t, shape.top_k * shape.latent),
-        sum: Rows::new(t, shape.latent),
-        sum_normed: Rows::new(t, shape.latent),
+        scores: Rows::new(t, shape.moe.experts),
+        latent: Rows::new(t, shape.moe.latent),
+        gathered: Rows::new(pairs, shape.moe.latent),
+        expert_gate: Rows::new(pairs, shape.moe.inner),
+        expert_up: Rows::new(pairs, shape.moe.inner),
+        expert_activated: Rows::new(pairs, shape.moe.inner),
+        expert_grouped: Rows::new(pairs, shape.moe.latent),
+        expert_outputs: Rows::new(t, shape.moe.top_k * shape.moe.latent),
+        sum: Rows::new(t, shape.moe.latent),
+        sum_normed: Rows::new(t, shape.moe.latent),
         routed: Rows::new(t, shape.hidden),
         shared: Rows::new(t, shape.hidden),
     }

@@ -24,11 +24,12 @@ use super::read::{BlockFile, read_all};
 use super::recorder::Recorder;
 use super::runs::{Run, RunSource};
 use crate::kernels::threads::Threads;
-use crate::model::{EngineError, Expert, ExpertSource, Shape};
+use crate::model::{EngineError, Expert, ExpertSource, MlpKind, Shape};
 use k3_cache::policy::{DemandView, PolicyName};
 use k3_cache::shape::ModelShape;
 use k3_cache::slot_table::{Counters, Reserve, SlotTable};
 use k3_cache::trace::{Outcome, Phase};
+use k3_checkpoint::names::EXPERT_ROLES;
 use k3_checkpoint::{Binding, Checkpoint};
 
 /// Where the experts lie and how many are held.
@@ -95,13 +96,13 @@ struct Missing {
 /// The sizes that traces and policies work with, for the layers of `shape`.
 #[must_use]
 pub fn sizes(shape: &Shape) -> ModelShape {
-    let weights = 3 * shape.latent as u64 * shape.expert_inner as u64;
-    let dense = shape.layers.iter().take_while(|layer| layer.dense).count();
+    let weights = 3 * shape.moe.latent as u64 * shape.moe.inner as u64;
+    let dense = shape.layers.iter().take_while(|layer| layer.mlp == MlpKind::Dense).count();
     ModelShape {
         layer_count: shape.layers.len() as u32,
         first_moe_layer: dense as u32,
-        experts_per_layer: shape.experts as u32,
-        top_k: shape.top_k as u32,
+        experts_per_layer: shape.moe.experts as u32,
+        top_k: shape.moe.top_k as u32,
         expert_bytes: weights / 2 + weights / 32,
     }
 }
@@ -261,7 +262,7 @@ impl ExpertCache {
         let tensors = self.store.binding.expert(layer, expert);
         let tensors = tensors.ok_or_else(|| StreamError::Missing {
             layer,
-            names: vec![format!("block_sparse_moe.experts.{expert}")],
+            names: EXPERT_ROLES.iter().map(|role| role.name(layer, expert)).collect(),
         })?;
         Ok(Run::of(&self.store.checkpoint, &tensors.in_order()))
     }
@@ -342,7 +343,7 @@ impl ExpertSource for ExpertCache {
             let recorded = recorder.demands(layer, position, demands);
             recorded.map_err(|error| EngineError::source("trace", error))?;
         }
-        let mut seen = vec![false; self.shape.experts];
+        let mut seen = vec![false; self.shape.moe.experts];
         let mut distinct = Vec::new();
         for (place, ids) in demands.iter().enumerate() {
             let experts: Vec<u32> = ids.iter().map(|&id| self.index(layer, id)).collect();

@@ -13,19 +13,15 @@ use super::runs::{Run, Stretch};
 use crate::kernels::matrix::{Matrix, MatrixRef, SharedBytes};
 use crate::kernels::rows::Row;
 use crate::kernels::threads::Threads;
-use crate::model::{EngineError, Shape, VocabularySource};
-use k3_checkpoint::{Checkpoint, ReadError};
-
-/// Names of the two tables.
-const EMBEDDING: &str = "language_model.model.embed_tokens.weight";
-const HEAD: &str = "language_model.lm_head.weight";
+use crate::model::{EngineError, Shape, TensorSpec, VocabularySource};
+use k3_checkpoint::{Checkpoint, ReadError, Role};
 
 /// Bytes of a chunk of the head: large enough for the device, small beside anything else.
 const CHUNK_BYTES: usize = 16 << 20;
 
 /// Rows of a chunk of the head.
 fn chunk_rows(shape: &Shape) -> usize {
-    (CHUNK_BYTES / (2 * shape.hidden)).clamp(1, shape.vocabulary)
+    (CHUNK_BYTES / (2 * shape.hidden)).clamp(1, shape.vocab)
 }
 
 /// Bytes of the buffers: one row, and one chunk of the head.
@@ -68,24 +64,25 @@ impl StreamedVocabulary {
         io_threads: usize,
     ) -> Result<Self, EngineError> {
         let rows = chunk_rows(shape);
-        let table = |name: &str, rows: usize| {
-            let missing = || EngineError::source(name, StreamError::NotInRun);
-            let info = checkpoint.tensor(name).ok_or_else(missing)?;
-            if info.shape != [shape.vocabulary, shape.hidden] || info.dtype.name() != "BF16" {
-                let expected = format!("BF16 [{}, {}]", shape.vocabulary, shape.hidden);
+        let table = |role: Role, rows: usize| {
+            let spec = TensorSpec::of(shape, role, 0, 0);
+            let missing = || EngineError::source(&spec.name, StreamError::NotInRun);
+            let info = checkpoint.tensor(&spec.name).ok_or_else(missing)?;
+            if (info.dtype, info.shape) != (spec.dtype, &spec.shape) {
+                let expected = format!("{} {:?}", spec.dtype.name(), spec.shape);
                 let got = format!("{} {:?}", info.dtype.name(), info.shape);
                 let unfit = StreamError::Unfit { expected, got };
-                return Err(EngineError::source(name, unfit));
+                return Err(EngineError::source(&spec.name, unfit));
             }
             let pool = Pool::new(1, rows * 2 * shape.hidden + BLOCK_BYTES);
             Ok(Table { file: info.shard, offset: info.offset, pool })
         };
         Ok(Self {
             hidden: shape.hidden,
-            vocabulary: shape.vocabulary,
+            vocabulary: shape.vocab,
             rows,
-            embedding: table(EMBEDDING, 1)?,
-            head: table(HEAD, rows)?,
+            embedding: table(Role::EmbedTokens, 1)?,
+            head: table(Role::LmHead, rows)?,
             files,
             threads: Threads::new(io_threads)?,
         })

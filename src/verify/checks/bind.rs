@@ -1,12 +1,18 @@
-//! Binding: every tensor of the checkpoint is bound, or listed as unused by class; none is
-//! missing; dtypes and shapes are what the config implies.
+//! Binding: the subject loads every tensor that the config implies, and no other; what is left over
+//! is listed by class; dtypes and shapes are what the config implies.
 //!
-//! Two readers are asked: the strict one of the engine, which also says what is left over, and the
-//! subject's own, which must accept the same checkpoint.
+//! Two readers are asked. The strict one of the engine's side says what there must be and what is
+//! left over. The subject says which tensors it has loaded: the engine by what its source gave, the
+//! reference by what its own reader found under names of its own.
+
+use std::collections::BTreeSet;
 
 use crate::context::Context;
-use crate::outcome::Outcome;
-use k3_checkpoint::{Binding, Checkpoint};
+use crate::outcome::{Outcome, Verdict};
+use k3_checkpoint::{Binding, Checkpoint, UnusedClass};
+
+/// How many names a message lists.
+const LISTED: usize = 4;
 
 /// Runs the gate.
 #[must_use]
@@ -20,12 +26,41 @@ pub fn every_tensor(context: &Context<'_>) -> Outcome {
         Ok(binding) => binding,
         Err(error) => return Outcome::failed(error.to_string()),
     };
-    if let Err(error) = context.subject() {
-        return Outcome::failed(format!("{} refuses: {error}", context.source.name()));
+    let name = context.source.name();
+    let loaded = match context.subject() {
+        Ok(subject) => subject.loaded(),
+        Err(error) => return Outcome::failed(format!("{name} refuses: {error}")),
+    };
+    let Some(loaded) = loaded else {
+        let reason = format!("{name} does not say which tensors it has loaded");
+        return Outcome::new(Verdict::NotApplicable, reason);
+    };
+    let mut unbound = BTreeSet::new();
+    let mut unused = BTreeSet::new();
+    for one in binding.unused() {
+        let name = checkpoint.info(one.id).name;
+        unbound.insert(name);
+        // A layer's loader need not know that layer 0 has nothing to mix yet.
+        if one.class != UnusedClass::ResidualBeforeFirstBank {
+            unused.insert(name);
+        }
     }
-    let unused = binding.unused_counts();
-    let listed: Vec<String> =
-        unused.iter().map(|(class, count)| format!("{count} of {class}")).collect();
+    let all = checkpoint.tensors().map(|info| info.name);
+    let skipped: Vec<&str> =
+        all.filter(|name| !unbound.contains(name) && !loaded.contains(*name)).collect();
+    let besides: Vec<&str> = unused.into_iter().filter(|name| loaded.contains(*name)).collect();
+    for (names, what) in [(skipped, "not loaded"), (besides, "loaded without a use")] {
+        if !names.is_empty() {
+            let shown = names[..names.len().min(LISTED)].join(", ");
+            return Outcome::failed(format!("{} tensors {what}: {shown}", names.len()));
+        }
+    }
+    let listed: Vec<String> = binding
+        .unused_counts()
+        .iter()
+        .map(|(class, count)| format!("{count} of {class}"))
+        .collect();
     let left_over = if listed.is_empty() { "none".to_owned() } else { listed.join(", ") };
-    Outcome::judged(true, format!("{} tensors bound, unused: {left_over}", binding.bound_count()))
+    let count = loaded.iter().filter(|name| !unbound.contains(name.as_str())).count();
+    Outcome::judged(true, format!("{count} tensors loaded, unused: {left_over}"))
 }

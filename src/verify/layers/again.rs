@@ -20,8 +20,8 @@ use k3_core::stages::{Stage, StageDump, StageKey, StageTensor, StageValues};
 use k3_engine::kernels::path::KernelPath;
 use k3_engine::kernels::table::Kernels;
 use k3_engine::model::{
-    AttentionKind, Bench, EngineError, EngineOptions, KdaState, LayerWeights, OnDemand, Shape,
-    State, Weights,
+    Bench, EngineError, EngineOptions, KdaState, LayerKind, LayerWeights, OnDemand, Shape, State,
+    Weights,
 };
 use k3_reference::Residual;
 
@@ -103,9 +103,9 @@ impl Again {
         let place = self.shape.layers[layer];
         let own = &mut self.bench.state;
         (own.position, own.interrupted) = (state.position, false);
-        match place.attention {
-            AttentionKind::Kda => own.kda[place.slot] = state.kda[place.slot].clone(),
-            AttentionKind::Mla => own.mla[place.slot] = state.mla[place.slot].clone(),
+        match place.kind {
+            LayerKind::Kda => own.kda[place.slot] = state.kda[place.slot].clone(),
+            LayerKind::Mla => own.mla[place.slot] = state.mla[place.slot].clone(),
         }
     }
 
@@ -128,9 +128,9 @@ impl Again {
         }
         let place = self.shape.layers[layer];
         let state = &mut self.bench.state;
-        match place.attention {
-            AttentionKind::Kda => state.kda[place.slot] = KdaState::new(&self.shape),
-            AttentionKind::Mla => state.mla[place.slot].rows = Vec::new(),
+        match place.kind {
+            LayerKind::Kda => state.kda[place.slot] = KdaState::new(&self.shape),
+            LayerKind::Mla => state.mla[place.slot].rows = Vec::new(),
         }
         Ok(dump)
     }

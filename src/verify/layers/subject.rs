@@ -11,7 +11,7 @@ use k3_core::Precision;
 use k3_core::stages::{NoStages, Stage, StageDump, StageKey, StageTensor, StageValues};
 use k3_engine::kernels::table::Kernels;
 use k3_engine::model::{
-    AttentionKind, Bench, EngineError, EngineOptions, ExpertSource, LayerWeights, OnDemand,
+    Bench, EngineError, EngineOptions, ExpertSource, LayerKind, LayerWeights, OnDemand,
     Residual as EngineResidual, Shape, State, Weights,
 };
 use k3_reference::local::SubjectResidual;
@@ -191,7 +191,7 @@ impl EngineSubject {
         let state = &mut self.bench.state;
         (state.position, state.interrupted) = (0, false);
         for (slot, kda) in state.kda.iter_mut().enumerate() {
-            let own = place.attention == AttentionKind::Kda && slot == place.slot;
+            let own = place.kind == LayerKind::Kda && slot == place.slot;
             let foreign = if own { 0.0 } else { FOREIGN };
             // Filled once: a released model has 440 MB of it.
             if kda.recurrent.first() != Some(&foreign) || own {
@@ -208,8 +208,8 @@ impl EngineSubject {
     fn fill_foreign_caches(&mut self, layer: usize, positions: usize) {
         let place = self.shape.layers[layer];
         for (slot, cache) in self.bench.state.mla.iter_mut().enumerate() {
-            if !(place.attention == AttentionKind::Mla && slot == place.slot) {
-                let values = positions * self.shape.cache_width();
+            if !(place.kind == LayerKind::Mla && slot == place.slot) {
+                let values = positions * self.shape.mla.cache_width;
                 cache.rows.resize(values, FOREIGN);
             }
         }

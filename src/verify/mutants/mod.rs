@@ -12,11 +12,12 @@
 
 use std::sync::Arc;
 
-use k3_checkpoint::Checkpoint;
+use k3_checkpoint::Role;
+use k3_engine::kernels::matrix::SharedBytes;
 use k3_engine::kernels::table::Kernels;
 use k3_engine::model::{
     Engine, EngineError, EngineOptions, ExpertSource, LayerWeights, ResidentExperts,
-    ResidentLayers, Shape, State, Weights,
+    ResidentLayers, Shape, State, TensorSpec, WeightSource, Weights,
 };
 
 mod formats;
@@ -45,6 +46,8 @@ enum Mistake {
     Kernels(fn(Kernels) -> Kernels),
     /// In the shape.
     Shape(fn(&mut Shape)),
+    /// In the loader, which makes zeros of the tensors of a role instead of reading them.
+    Skipped(Role),
     /// Between the engine and its experts.
     Experts(Wrap),
     /// In the carried state; made anew for every engine, as some keep what they should not.
@@ -61,6 +64,7 @@ impl EngineMutant {
                 WrongEngine { kernels: change(Kernels::fastest()), ..right }
             }
             Mistake::Shape(change) => WrongEngine { shape: Some(change), ..right },
+            Mistake::Skipped(role) => WrongEngine { skipped: Some(role), ..right },
             Mistake::Experts(wrap) => WrongEngine { experts: Some(wrap), ..right },
             Mistake::Carried(make) => WrongEngine { carried: Some(make()), ..right },
         }
@@ -101,6 +105,8 @@ pub struct WrongEngine {
     pub kernels: Kernels,
     /// Changes the shape after what it says has been loaded.
     pub shape: Option<fn(&mut Shape)>,
+    /// Comes out as zeros instead of being loaded.
+    pub skipped: Option<Role>,
     /// Changes what was loaded.
     pub loaded: Option<Change>,
     /// Comes between it and its experts.
@@ -112,7 +118,7 @@ pub struct WrongEngine {
 impl Default for WrongEngine {
     fn default() -> Self {
         let kernels = Kernels::fastest();
-        Self { kernels, shape: None, loaded: None, experts: None, carried: None }
+        Self { kernels, shape: None, skipped: None, loaded: None, experts: None, carried: None }
     }
 }
 
@@ -130,15 +136,16 @@ impl WrongEngine {
     pub fn open(
         &self,
         shape: Shape,
-        checkpoint: &Checkpoint,
+        source: &dyn WeightSource,
         options: EngineOptions,
     ) -> Result<Engine, EngineError> {
+        let source = &Skipping { source, role: self.skipped };
         let layers = 0..shape.layers.len();
-        let layers = layers.map(|layer| LayerWeights::load(&shape, checkpoint, layer));
+        let layers = layers.map(|layer| LayerWeights::load(&shape, source, layer));
         let mut loaded = Loaded {
             layers: layers.collect::<Result<_, _>>()?,
-            weights: Weights::load(&shape, checkpoint)?,
-            experts: ResidentExperts::load(&shape, checkpoint)?,
+            weights: Weights::load(&shape, source)?,
+            experts: ResidentExperts::load(&shape, source)?,
             shape,
         };
         if let Some(change) = &self.loaded {
@@ -166,6 +173,25 @@ impl WrongEngine {
             Some(wrap) => wrap(right),
             None => right,
         }
+    }
+}
+
+/// A source that gives zeros for the tensors of a role.
+struct Skipping<'a> {
+    source: &'a dyn WeightSource,
+    role: Option<Role>,
+}
+
+impl WeightSource for Skipping<'_> {
+    fn tensor(&self, spec: &TensorSpec) -> Result<SharedBytes, EngineError> {
+        let template = self.role.map_or("", Role::template);
+        let (before, after) = template.split_once("{layer}").unwrap_or((template, template));
+        let skipped = spec.name.starts_with(before) && spec.name.ends_with(after);
+        if self.role.is_none() || !skipped {
+            return self.source.tensor(spec);
+        }
+        let bytes = spec.shape.iter().product::<usize>() as u64 * spec.dtype.bits() / 8;
+        SharedBytes::filled(bytes as usize, |_| Ok(()))
     }
 }
 

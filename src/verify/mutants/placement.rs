@@ -9,13 +9,14 @@ use std::sync::{Arc, Mutex, PoisonError};
 
 use super::rows::products_by_rows;
 use super::{Carried, EngineMutant, Mistake};
+use k3_checkpoint::Role;
 use k3_engine::kernels::matrix::MatrixRef;
 use k3_engine::kernels::products::{self, Product, RowBlock};
 use k3_engine::kernels::rows::row_sum;
 use k3_engine::kernels::table::Kernels;
 use k3_engine::kernels::threads::Threads;
 use k3_engine::model::{
-    AttentionKind, EngineError, Expert, ExpertSource, KdaState, LatentCache, Shape, State,
+    EngineError, Expert, ExpertSource, KdaState, LatentCache, LayerKind, Shape, State,
 };
 
 /// The mutants of this file.
@@ -43,6 +44,12 @@ fn slots_and_products() -> Vec<Line> {
             Mistake::Shape(|shape| kda_slots(shape, |slot| slot / 2 * 2)),
         ),
         (
+            "k6-bias-skipped-by-the-loader",
+            &["K6"],
+            "the loader makes zeros of dt_bias without reading it",
+            Mistake::Skipped(Role::KdaDtBias),
+        ),
+        (
             "a11-threads-split-sums",
             &["A11"],
             "threads sum parts of every row, and round them",
@@ -64,8 +71,8 @@ fn slots_and_products() -> Vec<Line> {
 }
 
 fn kda_slots(shape: &mut Shape, slot: fn(usize) -> usize) {
-    let kda = |attention| attention == AttentionKind::Kda;
-    for layer in shape.layers.iter_mut().filter(|layer| kda(layer.attention)) {
+    let kda = |attention| attention == LayerKind::Kda;
+    for layer in shape.layers.iter_mut().filter(|layer| kda(layer.kind)) {
         layer.slot = slot(layer.slot);
     }
 }

@@ -1,6 +1,7 @@
 //! The engine as a subject, with the run options that must change no bit.
 
 use std::any::Any;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::{engine_kernels, streamed};
@@ -13,7 +14,9 @@ use k3_checkpoint::Checkpoint;
 use k3_core::stages::StageSink;
 use k3_engine::kernels::path::KernelPath;
 use k3_engine::kernels::table::Kernels;
-use k3_engine::model::{Engine, EngineError, EngineOptions, EngineSequence, Shape};
+use k3_engine::model::{
+    Engine, EngineError, EngineOptions, EngineSequence, Recorded, Shape, WeightSource,
+};
 
 /// Thread counts that must give the bits of one thread.
 const THREADS: [usize; 3] = [2, 3, 8];
@@ -34,13 +37,14 @@ struct Production {
 
 struct EngineSubject {
     engine: Arc<Engine>,
+    loaded: BTreeSet<String>,
 }
 
 impl Production {
-    fn engine(&self, model: Opening<'_>, checkpoint: &Checkpoint) -> Result<Engine, EngineError> {
+    fn engine(&self, model: Opening<'_>, source: &dyn WeightSource) -> Result<Engine, EngineError> {
         let mut shape = Shape::derive(model.config)?;
         shape.mla_norm_eps = model.mla_norm_eps;
-        Engine::resident(Kernels::on(self.path), shape, checkpoint, self.options)
+        Engine::resident(Kernels::on(self.path), shape, source, self.options)
     }
 }
 
@@ -63,8 +67,9 @@ impl SubjectSource for Production {
 
     fn open(&self, model: Opening<'_>) -> Result<Box<dyn Subject>, SubjectError> {
         let checkpoint = Checkpoint::open(model.dir).map_err(refused)?;
-        let engine = self.engine(model, &checkpoint).map_err(refused)?;
-        Ok(Box::new(EngineSubject { engine: Arc::new(engine) }))
+        let source = Recorded::new(checkpoint);
+        let engine = Arc::new(self.engine(model, &source).map_err(refused)?);
+        Ok(Box::new(EngineSubject { engine, loaded: source.into_given() }))
     }
 
     fn operation(&self, case: KernelCase<'_>) -> Answer {
@@ -104,11 +109,15 @@ impl Subject for EngineSubject {
     fn sequence(&self) -> Box<dyn Sequence + '_> {
         Box::new(EngineSequence::new(Arc::clone(&self.engine)))
     }
+
+    fn loaded(&self) -> Option<BTreeSet<String>> {
+        Some(self.loaded.clone())
+    }
 }
 
 impl Sequence for EngineSequence {
     fn feed(&mut self, ids: &[u32], sink: &mut dyn StageSink) -> Result<Logits, SubjectError> {
-        let vocabulary = self.engine().shape().vocabulary;
+        let vocabulary = self.engine().shape().vocab;
         let values =
             self.feed_with(ids, sink).map_err(|error| SubjectError::Failed(error.to_string()))?;
         let rows = values.len() / vocabulary;

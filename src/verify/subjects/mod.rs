@@ -8,6 +8,8 @@ mod streamed;
 mod wrapped;
 mod wrong_engine;
 
+use std::collections::BTreeSet;
+
 use super::kill_matrix::Mutant;
 use super::registry::Needs;
 use super::subject::{
@@ -139,6 +141,10 @@ struct ReferenceSubject {
 impl Subject for ReferenceSubject {
     fn sequence(&self) -> Box<dyn Sequence + '_> {
         Box::new(self.model.sequence_with(&self.stages))
+    }
+
+    fn loaded(&self) -> Option<BTreeSet<String>> {
+        Some(self.model.reader().found())
     }
 }
 

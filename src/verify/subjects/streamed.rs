@@ -321,7 +321,7 @@ impl Sequence for ThroughFile {
     fn feed(&mut self, ids: &[u32], sink: &mut dyn StageSink) -> Result<Logits, SubjectError> {
         let folder = tempfile::tempdir().map_err(failed)?;
         let file = folder.path().join("state");
-        let vocabulary = self.0.engine().shape().vocabulary;
+        let vocabulary = self.0.engine().shape().vocab;
         let mut logits =
             Logits { rows: 0, vocabulary, values: Vec::with_capacity(ids.len() * vocabulary) };
         for id in ids {

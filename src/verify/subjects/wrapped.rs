@@ -3,6 +3,7 @@
 //! These mistakes lie outside the formulas. A forgiving loader is modelled by what it amounts to:
 //! it computes on a damaged checkpoint as if the damage were not there.
 
+use std::collections::BTreeSet;
 use std::path::Path;
 
 use crate::checks::damage::replace_text;
@@ -76,6 +77,10 @@ impl Subject for OnCopy {
     fn sequence(&self) -> Box<dyn Sequence + '_> {
         self.inner.sequence()
     }
+
+    fn loaded(&self) -> Option<BTreeSet<String>> {
+        self.inner.loaded()
+    }
 }
 
 impl SubjectSource for Forgiving {
@@ -148,6 +153,10 @@ impl SubjectSource for TailForgotten {
 impl Subject for TailForgottenSubject {
     fn sequence(&self) -> Box<dyn Sequence + '_> {
         Box::new(TailForgottenSequence { inner: self.inner.sequence() })
+    }
+
+    fn loaded(&self) -> Option<BTreeSet<String>> {
+        self.inner.loaded()
     }
 }
 

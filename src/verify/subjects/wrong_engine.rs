@@ -1,6 +1,7 @@
 //! Wrong variants of the engine as subjects: the mutants, and the engine with one value off by δ.
 
 use std::any::Any;
+use std::collections::BTreeSet;
 use std::sync::Arc;
 
 use super::engine_kernels;
@@ -15,7 +16,7 @@ use crate::subject::{
 use k3_checkpoint::Checkpoint;
 use k3_core::stages::{Stage, StageKey, StageSink};
 use k3_engine::kernels::table::Kernels;
-use k3_engine::model::{Engine, EngineOptions, EngineSequence, Shape};
+use k3_engine::model::{Engine, EngineOptions, EngineSequence, Recorded, Shape};
 
 /// Every mutant of the engine.
 #[must_use]
@@ -111,6 +112,7 @@ struct Wrong {
 
 struct WrongSubject {
     engine: Arc<Engine>,
+    loaded: BTreeSet<String>,
     carried: Option<Arc<dyn Carried>>,
     off: Option<Off>,
 }
@@ -139,9 +141,11 @@ impl SubjectSource for Wrong {
         let mut shape = Shape::derive(model.config).map_err(|error| refused(&error))?;
         shape.mla_norm_eps = model.mla_norm_eps;
         let wrong = (self.make)();
-        let engine = wrong.open(shape, &checkpoint, self.options);
+        let source = Recorded::new(checkpoint);
+        let engine = wrong.open(shape, &source, self.options);
         let engine = Arc::new(engine.map_err(|error| refused(&error))?);
-        Ok(Box::new(WrongSubject { engine, carried: wrong.carried, off: self.off }))
+        let (loaded, carried) = (source.into_given(), wrong.carried);
+        Ok(Box::new(WrongSubject { engine, loaded, carried, off: self.off }))
     }
 
     fn operation(&self, case: KernelCase<'_>) -> Answer {
@@ -167,6 +171,10 @@ impl Subject for WrongSubject {
         let sequence = EngineSequence::new(Arc::clone(&self.engine));
         Box::new(WrongSequence { subject: self, sequence })
     }
+
+    fn loaded(&self) -> Option<BTreeSet<String>> {
+        Some(self.loaded.clone())
+    }
 }
 
 impl WrongSequence<'_> {
@@ -179,7 +187,7 @@ impl WrongSequence<'_> {
         let Some(carried) = &self.subject.carried else {
             return Sequence::feed(&mut self.sequence, ids, sink);
         };
-        let vocabulary = self.subject.engine.shape().vocabulary;
+        let vocabulary = self.subject.engine.shape().vocab;
         let mut all = Logits { rows: 0, vocabulary, values: Vec::new() };
         for chunk in ids.chunks(self.subject.engine.options().chunk_tokens) {
             carried.before(&mut self.sequence.state);

@@ -148,7 +148,7 @@ fn weights() -> Vec<Line> {
             mla(loaded).for_each(|weights| delta.all(&mut weights.kv_a_norm.weight));
         }),
         ("m3-rope-part", "M3", "the rope part in the cache", |delta, loaded| {
-            let first = loaded.shape.kv_lora;
+            let first = loaded.shape.mla.kv_lora;
             mla(loaded).for_each(|weights| off_rows(delta, &mut weights.kv_a, first));
         }),
         ("m7-gate", "M7", "the argument of MLA's output gate", |delta, loaded| {
