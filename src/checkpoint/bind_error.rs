@@ -15,7 +15,8 @@ pub enum BindError {
     Shape(#[from] ShapeError),
     /// Tensors that the config implies and the checkpoint does not have.
     #[error(
-        "{}: {count} tensor(s) missing: {}{}", path.display(), listing(names, *count as usize), hint(unknown)
+        "{}: {count} tensor(s) missing: {}{}",
+        path.display(), listing(names, *count as usize), hint(unknown)
     )]
     Missing {
         /// The checkpoint.
