@@ -352,11 +352,12 @@ fn invariant_6_one_file_touches_the_plotting_crate() {
 #[test]
 fn invariant_7_the_oracle_imports_numpy_and_the_standard_library_only() {
     let allowed_for_crosschecks = ["mlx", "mlx_lm", "mlx.core"];
-    let standard: Vec<&str> = "__future__ argparse collections contextlib copy dataclasses decimal \
-        fractions functools hashlib itertools json math numpy os pathlib shutil struct sys tempfile \
-        time types typing"
-        .split_whitespace()
-        .collect();
+    let standard: Vec<&str> =
+        "__future__ argparse collections contextlib copy dataclasses decimal \
+        fractions functools hashlib itertools json math numpy os pathlib shutil struct sys \
+        tempfile time types typing"
+            .split_whitespace()
+            .collect();
     let own: Vec<String> = sources(&["oracle"], ".py")
         .iter()
         .filter_map(|s| Some(Path::new(&s.path).file_stem()?.to_string_lossy().into_owned()))

@@ -18,10 +18,11 @@ pub fn is_there() -> bool {
 /// C16: offsets above 2^53, where a double is not exact any more, in a file of nine petabytes.
 pub fn c16_a_file_beyond_2_to_the_53_bytes() {
     const ODD: u64 = (1 << 53) + 1;
-    let header = format!(
-        r#"{{"a":{{"dtype":"U8","shape":[{ODD}],"data_offsets":[0,{ODD}]}},"b":{{"dtype":"U8","shape":[3],"data_offsets":[{ODD},{}]}}}}"#,
-        ODD + 3
-    );
+    let entry = |name: &str, from: u64, to: u64| {
+        let shape = to - from;
+        format!(r#""{name}":{{"dtype":"U8","shape":[{shape}],"data_offsets":[{from},{to}]}}"#)
+    };
+    let header = format!("{{{},{}}}", entry("a", 0, ODD), entry("b", ODD, ODD + 3));
     let folder = tempfile::tempdir_in(FOLDER).unwrap();
     let path = folder.path().join("huge.safetensors");
     let head = [&(header.len() as u64).to_le_bytes(), header.as_bytes()].concat();

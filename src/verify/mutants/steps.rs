@@ -15,7 +15,9 @@ use k3_engine::kernels::table::Kernels;
 
 /// A list of mutants: id, clauses, sentence, the entries of the table that are replaced.
 macro_rules! arithmetic {
-    ($($id:literal [$($clause:literal)+] $what:literal { $($entry:ident: $function:expr),+ };)*) => {
+    ($(
+        $id:literal [$($clause:literal)+] $what:literal { $($entry:ident: $function:expr),+ };
+    )*) => {
         vec![$($crate::mutants::EngineMutant {
             id: $id,
             clauses: &[$($clause),+],

@@ -16,7 +16,10 @@ use crate::kernels::{convolution, functions};
 macro_rules! compiled {
     ($(fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)? = $definition:path;)*) => {
         compiled!(avx2 "avx2" $(fn $name($($argument: $type),*) $(-> $result)? = $definition;)*);
-        compiled!(avx512 "avx512f" $(fn $name($($argument: $type),*) $(-> $result)? = $definition;)*);
+        compiled!(
+            avx512 "avx512f"
+            $(fn $name($($argument: $type),*) $(-> $result)? = $definition;)*
+        );
     };
     ($set:ident $features:literal
         $(fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)? = $definition:path;)*
