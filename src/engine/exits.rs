@@ -1,7 +1,6 @@
 //! How a command ends for what the engine refuses.
 
 use crate::generate::limits::LimitsError;
-use crate::generate::state_file::StateError;
 use crate::model::EngineError;
 use crate::stream::ModelError;
 use crate::stream::pack::PackError;
@@ -54,5 +53,3 @@ impl Exits for LimitsError {
         }
     }
 }
-
-impl Exits for StateError {}
