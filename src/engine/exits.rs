@@ -35,7 +35,7 @@ impl Exits for ModelError {
 impl Exits for PackError {
     fn exit(&self) -> Exit {
         match self {
-            Self::Interrupted { .. } => Exit::Incomplete,
+            Self::Interrupted(_) => Exit::Incomplete,
             _ => Exit::BadInput,
         }
     }

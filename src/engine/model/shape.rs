@@ -163,19 +163,21 @@ fn attention_kind(raw: &RawConfig, layer: usize) -> Result<AttentionKind, Engine
     match (kda, mla) {
         (1, 0) => Ok(AttentionKind::Kda),
         (0, 1) => Ok(AttentionKind::Mla),
-        _ => Err(EngineError::Config {
-            field: "linear_attn_config.kda_layers",
-            problem: format!(
+        _ => Err(EngineError::at(
+            "config field linear_attn_config.kda_layers".to_owned(),
+            format!(
                 "layer {one_based} (one-based) stands {kda} times there and {mla} times in \
                  full_attn_layers; every layer must stand once in one of them"
             ),
-        }),
+        )),
     }
 }
 
 /// What the derivation relies on.
 fn check(raw: &RawConfig) -> Result<(), EngineError> {
-    let refuse = |field, problem: String| Err(EngineError::Config { field, problem });
+    let refuse = |field: &str, problem: String| {
+        Err(EngineError::at(format!("config field {field}"), problem))
+    };
     if raw.num_hidden_layers == 0 {
         return refuse("num_hidden_layers", "there are no layers".into());
     }

@@ -284,9 +284,13 @@ impl<'a> Binder<'a> {
                 .collect(),
             _ => Vec::new(),
         };
-        let expected = shape.iter().product();
+        let expected: usize = shape.iter().product();
         let got = values.len();
-        if got == expected { Ok(values) } else { Err(EngineError::Length { name, expected, got }) }
+        if got != expected {
+            let what = format!("expected {expected} elements, got {got}");
+            return Err(EngineError::at(format!("tensor {name}"), what));
+        }
+        Ok(values)
     }
 
     /// A norm with `rms_norm_eps`.
@@ -329,9 +333,10 @@ impl<'a> Binder<'a> {
         // The first H values are the heads', the rest is padding (K7, K8).
         let (a_log, tail) = stored.split_at(shape.kda_heads);
         if let Some(place) = tail.iter().position(|value| *value != 0.0) {
-            let name = format!("{}self_attn.A_log", self.prefix);
+            let name = format!("tensor {}self_attn.A_log", self.prefix);
             let (index, value) = (shape.kda_heads + place, tail[place]);
-            return Err(EngineError::ALogTail { name, index, value });
+            let what = format!("element {index} of the padding is {value}, expected 0");
+            return Err(EngineError::at(name, what));
         }
         Ok(KdaWeights {
             projections: [projection("q")?, projection("k")?, projection("v")?],
@@ -384,7 +389,7 @@ pub(super) fn named(
     name: String,
     matrix: Result<Matrix, MatrixError>,
 ) -> Result<Matrix, EngineError> {
-    matrix.map_err(|source| EngineError::Matrix { name, source })
+    matrix.map_err(|error| EngineError::at(format!("tensor {name}"), error))
 }
 
 /// The prefix of a layer's tensors.
