@@ -48,8 +48,8 @@ impl Exits for PackError {
 impl Exits for LimitsError {
     fn exit(&self) -> Exit {
         match self {
-            Self::DifferentIds { .. } => Exit::Disagrees,
-            Self::NoField { .. } => Exit::BadInput,
+            Self::DifferentIds(_) => Exit::Disagrees,
+            Self::NoField(_) => Exit::BadInput,
         }
     }
 }
