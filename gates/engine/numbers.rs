@@ -105,7 +105,7 @@ fn a08_k8_missing_and_damaged_tensors_are_named() {
     let mut tiny = Tiny::open();
     let name = format!("{LAYER}4.self_attn.A_log");
     let error = changed(&mut tiny, &name, |bytes| bytes[4 * 9 + 3] = 0x3F).unwrap_err();
-    assert!(matches!(error, EngineError::ALogTail { index: 9, .. }), "{error}");
+    assert!(error.to_string().contains("element 9 of the padding"), "{error}");
     assert!(error.to_string().contains(&name));
     changed(&mut tiny, &name, |bytes| bytes[4 * 9 + 3] = 0).unwrap();
     let name = format!("{LAYER}2.block_sparse_moe.routed_expert_norm.weight");

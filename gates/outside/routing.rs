@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use k3_cache::policy::PolicyName;
 use k3_cache::shape::ModelShape;
 use k3_cache::slot_table::{Requests, Reserve};
-use k3_cache::trace::{Trace, TraceError, parse, read};
+use k3_cache::trace::{Trace, parse, read};
 use k3_simcache::forecast::{K3_FIXED_BYTES, K3_TRUNK_BYTES, Machine};
 use k3_simcache::measured;
 use k3_simcache::optimum;
@@ -260,7 +260,7 @@ pub fn f09_the_published_trace_and_its_cut() {
     let bytes = std::fs::read(path()).unwrap();
     assert_eq!(bytes.len(), 800_768);
     let error = parse(&bytes[..800_764], &ModelShape::K3).unwrap_err();
-    assert!(matches!(error, TraceError::HalfRecord { .. }));
+    assert!(error.to_string().contains("half a record at the end"), "{error}");
 }
 
 pub fn the_published_trace_takes_less_than_half_a_second() {

@@ -1,4 +1,4 @@
-//! Every way a trace can be wrong: one variant, one hostile input, one test named after it.
+//! Every way a trace can be wrong: one hostile input, one test named after it.
 
 use k3_cache::shape::ModelShape;
 use k3_cache::trace::v1::{HEADER_BYTES, Header, TraceWriter};
@@ -53,6 +53,10 @@ fn error(bytes: &[u8]) -> TraceError {
     parse(bytes, &ModelShape::K3).unwrap_err()
 }
 
+fn says(error: TraceError, words: &str) {
+    assert!(error.to_string().contains(words), "expected {words:?}, got {error}");
+}
+
 /// The good trace with a header word replaced.
 fn header_word(offset: usize, word: u32) -> TraceError {
     let mut bytes = good();
@@ -79,7 +83,7 @@ fn too_large() {
     let (_folder, path) = scratch("sparse");
     std::fs::File::create(&path).unwrap().set_len((4 << 30) + 8).unwrap();
     let error = read(&path, &ModelShape::K3).unwrap_err();
-    assert!(matches!(error, TraceError::TooLarge { .. }), "{error}");
+    says(error, "more than the limit of 4294967296");
 }
 
 #[test]
@@ -92,49 +96,48 @@ fn empty() {
 fn half_record() {
     for extra in 1..8 {
         let bytes = vec![0; 16 + extra];
-        assert!(matches!(error(&bytes), TraceError::HalfRecord { .. }), "{extra}");
+        says(error(&bytes), "half a record at the end");
     }
 }
 
 #[test]
 fn byte_swapped() {
     let bytes: Vec<u8> = [1_i32, 5].iter().flat_map(|value| value.to_be_bytes()).collect();
-    assert!(matches!(error(&bytes), TraceError::ByteSwapped { record: 0, .. }));
+    let error = error(&bytes);
+    assert!(matches!(error, TraceError::ByteSwapped(_)), "{error}");
+    says(error, "record 0: byte-swapped");
 }
 
 #[test]
 fn negative_layer() {
-    assert!(matches!(error(&pairs(&[(-1, 0)])), TraceError::NegativeLayer { layer: -1, .. }));
+    says(error(&pairs(&[(-1, 0)])), "layer -1 is negative");
 }
 
 #[test]
 fn negative_expert() {
     let error = error(&pairs(&[(1, 0), (1, i32::MIN)]));
-    assert!(matches!(error, TraceError::NegativeExpert { record: 1, expert: i32::MIN }));
+    says(error, "record 1: expert -2147483648 is negative");
 }
 
 #[test]
 fn layer_out_of_range() {
     let headerless = error(&pairs(&[(93, 0)]));
-    assert!(matches!(
-        headerless,
-        TraceError::LayerOutOfRange { layer: 93, first: 0, last: 92, .. }
-    ));
+    assert!(matches!(headerless, TraceError::OutOfRange(_)));
+    says(headerless, "layer 93 is not one of the model's MoE layers 0..92");
     // A header says which layers have experts: layer 0 of this model has none.
     for layer in [0, 6, u32::MAX] {
         let error = error(&with_records(&[STEP, CHUNK, (3, &[layer, 0, 3, 4, 5])]));
-        assert!(matches!(error, TraceError::LayerOutOfRange { record: 2, first: 1, last: 5, .. }));
+        assert!(matches!(error, TraceError::OutOfRange(_)));
+        says(error, &format!("record 2: layer {layer} is not one of the model's MoE layers 1..5"));
     }
 }
 
 #[test]
 fn expert_out_of_range() {
-    assert!(matches!(
-        error(&pairs(&[(92, 896)])),
-        TraceError::ExpertOutOfRange { expert: 896, .. }
-    ));
+    says(error(&pairs(&[(92, 896)])), "expert 896 is out of range");
     let error = error(&with_records(&[STEP, CHUNK, (3, &[1, 0, 3, 4, 12])]));
-    assert!(matches!(error, TraceError::ExpertOutOfRange { record: 2, expert: 12, count: 12 }));
+    assert!(matches!(error, TraceError::OutOfRange(_)));
+    says(error, "record 2: expert 12 is out of range, layers have 12 experts");
 }
 
 #[test]
@@ -142,19 +145,18 @@ fn magic_mangled() {
     // A text-mode copy turns CR LF into LF.
     let mut bytes = good();
     bytes.remove(4);
-    assert!(matches!(error(&bytes), TraceError::MagicMangled));
+    says(error(&bytes), "line ends were converted");
 }
 
 #[test]
 fn unsupported_version() {
-    let error = header_word(8, 2);
-    assert!(matches!(error, TraceError::UnsupportedVersion { version: 2, known: 1 }));
+    says(header_word(8, 2), "trace version 2 is not known (this program reads version 1)");
 }
 
 #[test]
 fn header_cut() {
     for length in 8..HEADER_BYTES {
-        assert!(matches!(error(&good()[..length]), TraceError::HeaderCut { .. }), "{length}");
+        says(error(&good()[..length]), &format!("the header is cut: {length} bytes"));
     }
 }
 
@@ -172,19 +174,16 @@ fn header_field() {
         (96, 3, "reserve"),
         (100, 1, "reserved"),
     ] {
-        match header_word(offset, word) {
-            TraceError::HeaderField { field, .. } => assert_eq!(field, named),
-            other => panic!("{offset}: {other}"),
-        }
+        says(header_word(offset, word), &format!("header field {named} is "));
     }
 }
 
 #[test]
 fn header_policy() {
     let spaces = header_word(104, u32::from_le_bytes(*b"a b "));
-    assert!(matches!(spaces, TraceError::HeaderPolicy));
+    says(spaces, "header field policy is no ASCII name");
     let after_end = header_word(112, u32::from_le_bytes(*b"\0\0x\0"));
-    assert!(matches!(after_end, TraceError::HeaderPolicy));
+    says(after_end, "header field policy is no ASCII name");
 }
 
 #[test]
@@ -192,12 +191,11 @@ fn cut_record_and_no_end_record() {
     let bytes = good();
     for length in HEADER_BYTES..bytes.len() {
         let error = error(&bytes[..length]);
-        let cut = matches!(error, TraceError::CutRecord { .. } | TraceError::NoEndRecord { .. });
-        assert!(cut, "{length}: {error}");
+        assert!(matches!(error, TraceError::Cut(_)), "{length}: {error}");
     }
     let length = with_records(&[STEP]).len() - (8 + 48);
     let no_end = error(&with_records(&[STEP])[..length]);
-    assert!(matches!(no_end, TraceError::NoEndRecord { record: 1 }));
+    says(no_end, "the trace is cut after 1 records: the end record is missing");
 }
 
 #[test]
@@ -205,20 +203,20 @@ fn cut_record_with_a_huge_word_count() {
     let mut bytes = good()[..HEADER_BYTES].to_vec();
     bytes.extend(3_u32.to_le_bytes());
     bytes.extend(u32::MAX.to_le_bytes());
-    assert!(matches!(error(&bytes), TraceError::CutRecord { record: 0, .. }));
+    says(error(&bytes), "record 0 is cut");
 }
 
 #[test]
 fn bytes_after_end() {
     let mut bytes = good();
     bytes.push(0);
-    assert!(matches!(error(&bytes), TraceError::BytesAfterEnd { bytes: 1 }));
+    says(error(&bytes), "1 bytes follow the end record");
 }
 
 #[test]
 fn unknown_record() {
     let error = error(&with_records(&[STEP, (9, &[])]));
-    assert!(matches!(error, TraceError::UnknownRecord { record: 1, kind: 9 }));
+    says(error, "record 1: kind 9 does not exist");
 }
 
 #[test]
@@ -232,23 +230,20 @@ fn record_length() {
         ((4, &[1][..]), "prefetch"),
         ((5, &[1, 2, 0][..]), "decision"),
     ] {
-        match error(&with_records(&[STEP, CHUNK, record])) {
-            TraceError::RecordLength { kind: named, record: 2, .. } => assert_eq!(named, kind),
-            other => panic!("{kind}: {other}"),
-        }
+        says(error(&with_records(&[STEP, CHUNK, record])), &format!("record 2 ({kind}): "));
     }
 }
 
 #[test]
 fn unknown_phase() {
     let error = error(&with_records(&[(1, &[4, 0, 1])]));
-    assert!(matches!(error, TraceError::UnknownPhase { phase: 4, .. }));
+    says(error, "phase 4 does not exist");
 }
 
 #[test]
 fn positions_outside() {
     let outside = |records: &[(u32, &[u32])]| {
-        matches!(error(&with_records(records)), TraceError::PositionsOutside { .. })
+        error(&with_records(records)).to_string().contains("lie outside")
     };
     assert!(outside(&[(1, &[1, 0, 0])]), "a step of no positions");
     assert!(outside(&[(1, &[1, u32::MAX, 2])]), "a step past the end of numbers");
@@ -260,7 +255,7 @@ fn positions_outside() {
 #[test]
 fn outside_of() {
     let outside = |records: &[(u32, &[u32])]| {
-        matches!(error(&with_records(records)), TraceError::OutsideOf { .. })
+        error(&with_records(records)).to_string().contains(" before any ")
     };
     assert!(outside(&[CHUNK]));
     assert!(outside(&[STEP, DEMAND]));
@@ -271,7 +266,7 @@ fn outside_of() {
 #[test]
 fn expert_twice() {
     let error = error(&with_records(&[STEP, CHUNK, (3, &[1, 0, 3, 4, 3])]));
-    assert!(matches!(error, TraceError::ExpertTwice { layer: 1, expert: 3, .. }));
+    says(error, "expert 3 of layer 1 twice in one demand");
 }
 
 #[test]
@@ -279,7 +274,7 @@ fn unknown_outcome() {
     let none = u32::MAX;
     for words in [[1, 3, 3, none, none], [1, 3, 0, 1, 3], [1, 3, 1, none, 3]] {
         let error = error(&with_records(&[STEP, CHUNK, DEMAND, (5, &words)]));
-        assert!(matches!(error, TraceError::UnknownOutcome { record: 3, .. }), "{words:?}");
+        says(error, &format!("record 3: outcome {} does not exist", words[2]));
     }
 }
 
@@ -287,7 +282,7 @@ fn unknown_outcome() {
 fn decision_not_requested() {
     let none = u32::MAX;
     let error = error(&with_records(&[STEP, CHUNK, DEMAND, (5, &[1, 4, 1, none, none])]));
-    assert!(matches!(error, TraceError::DecisionNotRequested { decision: 0 }));
+    says(error, "decision 0 is about another expert");
 }
 
 #[test]
@@ -295,14 +290,12 @@ fn end_counts() {
     let bytes = with_records(&[STEP, CHUNK, DEMAND]);
     let body = bytes[..bytes.len() - 56].to_vec();
     for (counts, named) in [([2, 0, 3, 0], "records"), ([3, 0, 2, 0], "requests")] {
-        match error(&end(body.clone(), counts)) {
-            TraceError::EndCounts { what, .. } => assert_eq!(what, named),
-            other => panic!("{named}: {other}"),
-        }
+        let error = error(&end(body.clone(), counts)).to_string();
+        assert!(error.contains("the end record counts") && error.contains(named), "{error}");
     }
     let none = u32::MAX;
     let short = error(&with_records(&[STEP, CHUNK, DEMAND, (5, &[1, 3, 1, none, none])]));
-    assert!(matches!(short, TraceError::EndCounts { what: "decisions", counted: 1, found: 3 }));
+    says(short, "the end record counts 1 decisions, the file holds 3");
 }
 
 #[test]
@@ -316,7 +309,7 @@ fn checksum() {
     }
     let mut changed = bytes;
     changed[60] ^= 0xff;
-    assert!(matches!(error(&changed), TraceError::Checksum), "the checkpoint identity");
+    says(error(&changed), "the checksum does not fit");
 }
 
 #[test]
@@ -324,12 +317,12 @@ fn different_models() {
     let mut first = parse(&good(), &ModelShape::K3).unwrap();
     let headerless = parse(&pairs(&[(1, 1)]), &ModelShape::K3).unwrap();
     let error = first.append(&headerless).unwrap_err();
-    assert!(matches!(error, TraceError::DifferentModels { what: "sizes" }));
+    says(error, "the traces have different sizes");
     let identified = |byte: u8| {
         let mut trace = parse(&good(), &ModelShape::K3).unwrap();
         trace.header.as_mut().unwrap().checkpoint_identity = [byte; 32];
         trace
     };
     let error = identified(1).append(&identified(2)).unwrap_err();
-    assert!(matches!(error, TraceError::DifferentModels { what: "checkpoint identities" }));
+    says(error, "different checkpoint identities");
 }

@@ -1,6 +1,6 @@
 //! What is wrong with a measured table is said by name.
 
-use k3_simcache::measured::{MeasuredError, parse, read};
+use k3_simcache::measured::{parse, read};
 use k3_simcache::study::{StudyError, run};
 
 use crate::support::traces::{flat, plan};
@@ -15,15 +15,18 @@ fn measurements_need_single_positions() {
 
 #[test]
 fn every_wrong_table_is_refused_by_name() {
-    let error = |text: &str| parse(text).unwrap_err();
-    assert!(matches!(error(""), MeasuredError::Empty));
-    assert!(matches!(error("# only\n\n"), MeasuredError::Empty));
-    assert!(matches!(error("cache_slots\texpert_hit_true\n"), MeasuredError::Empty));
-    assert!(matches!(error("cache_slots\n1\n"), MeasuredError::MissingColumn("expert_hit_true")));
+    let refuse = |text: &str, words: &str| {
+        let error = parse(text).unwrap_err().to_string();
+        assert!(error.contains(words), "{text:?}: {error}");
+    };
+    refuse("", "has no rows");
+    refuse("# only\n\n", "has no rows");
+    refuse("cache_slots\texpert_hit_true\n", "has no rows");
+    refuse("cache_slots\n1\n", "has no column expert_hit_true");
     let twice = "cache_slots\texpert_hit_true\tcache_slots\n1\t2\t3\n";
-    assert!(matches!(error(twice), MeasuredError::ColumnTwice(_)));
+    refuse(twice, "has column cache_slots twice");
     let head = "cache_slots\texpert_hit_true\n";
-    assert!(matches!(error(&format!("{head}1\n")), MeasuredError::Ragged { line: 2, .. }));
+    refuse(&format!("{head}1\n"), "line 2: 1 fields, the header has 2");
     for (row, column) in [
         ("0\t1", "cache_slots"),
         ("-3\t1", "cache_slots"),
@@ -32,13 +35,10 @@ fn every_wrong_table_is_refused_by_name() {
         ("1\t101", "expert_hit_true"),
         ("1\tinf", "expert_hit_true"),
     ] {
-        match error(&format!("{head}{row}\n")) {
-            MeasuredError::BadNumber { column: named, .. } => assert_eq!(named, column, "{row}"),
-            other => panic!("{row}: {other}"),
-        }
+        refuse(&format!("{head}{row}\n"), &format!("line 2: {column} is '"));
     }
     let missing = read(std::path::Path::new("/nowhere/ladder.tsv")).unwrap_err();
-    assert!(matches!(missing, MeasuredError::Io(_)));
+    assert!(missing.to_string().contains("cannot read the measured table"), "{missing}");
 }
 
 #[test]

@@ -196,15 +196,16 @@ fn f09_cut_swapped_and_foreign_traces_are_refused_by_name() {
     let good = pairs(&[(1, 498), (1, 764), (92, 895)]);
     assert_eq!(parse(&good, &ModelShape::K3).unwrap().requests.len(), 3);
     let cut = parse(&good[..good.len() - 4], &ModelShape::K3).unwrap_err();
-    assert!(matches!(cut, TraceError::HalfRecord { bytes: 20 }));
+    assert!(cut.to_string().contains("20 bytes are no multiple of 8"), "{cut}");
     let swapped: Vec<u8> =
         good.chunks(4).flat_map(|word| word.iter().rev().copied().collect::<Vec<u8>>()).collect();
     let error = parse(&swapped, &ModelShape::K3).unwrap_err();
-    assert!(matches!(error, TraceError::ByteSwapped { layer: 16_777_216, swapped: 1, .. }));
+    assert!(matches!(error, TraceError::ByteSwapped(_)));
+    assert!(error.to_string().contains("layer 16777216 is layer 1 in the other"), "{error}");
     let negative = parse(&pairs(&[(1, 1), (-1, 3)]), &ModelShape::K3).unwrap_err();
-    assert!(matches!(negative, TraceError::NegativeLayer { record: 1, layer: -1 }));
+    assert_eq!(negative.to_string(), "record 1: layer -1 is negative");
     let expert = parse(&pairs(&[(1, 896)]), &ModelShape::K3).unwrap_err();
-    assert!(matches!(expert, TraceError::ExpertOutOfRange { expert: 896, count: 896, .. }));
+    assert!(expert.to_string().contains("expert 896 is out of range, layers have 896"), "{expert}");
     assert!(matches!(parse(&[], &ModelShape::K3).unwrap_err(), TraceError::Empty));
 }
 

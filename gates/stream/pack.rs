@@ -110,7 +110,7 @@ fn e08_a_stale_pack_and_cut_data_are_refused() {
     fs::write(folder.path().join(MANIFEST), stale.to_string()).unwrap();
     let pack = Pack::open(folder.path()).unwrap();
     let refused = pack.runs_for(&open(&tiny(), None).checkpoint, 13);
-    assert!(matches!(refused, Err(PackError::OtherCheckpoint { .. })));
+    assert!(matches!(refused, Err(PackError::OtherCheckpoint(_))));
     fs::write(folder.path().join(MANIFEST), good.to_string()).unwrap();
     fs::File::options()
         .write(true)

@@ -14,13 +14,11 @@ impl Exits for TraceError {
     fn hint(&self) -> Option<&'static str> {
         match self {
             Self::Empty => Some("a trace of at least one request is needed"),
-            Self::ByteSwapped { .. } => Some("write the pairs little-endian"),
-            Self::LayerOutOfRange { .. } | Self::ExpertOutOfRange { .. } => {
+            Self::ByteSwapped(_) => Some("write the pairs little-endian"),
+            Self::OutOfRange(_) => {
                 Some("a trace of another model needs --model-layers, --experts and --top-k")
             }
-            Self::NoEndRecord { .. } | Self::CutRecord { .. } => {
-                Some("the run that wrote it did not finish, or the copy is incomplete")
-            }
+            Self::Cut(_) => Some("the run that wrote it did not finish, or the copy is incomplete"),
             _ => None,
         }
     }

@@ -2,7 +2,7 @@
 
 use crate::config::ConfigError;
 use crate::shape::ShapeError;
-use crate::{CheckpointError, ReadError};
+use crate::{CheckpointError, Malformed, ReadError};
 use k3_core::exit::Exits;
 
 impl Exits for ConfigError {
@@ -17,5 +17,6 @@ impl Exits for CheckpointError {
     }
 }
 
+impl Exits for Malformed {}
 impl Exits for ReadError {}
 impl Exits for ShapeError {}

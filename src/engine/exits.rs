@@ -1,7 +1,6 @@
 //! How a command ends for what the engine refuses.
 
 use crate::generate::limits::LimitsError;
-use crate::generate::state_file::StateError;
 use crate::model::EngineError;
 use crate::stream::ModelError;
 use crate::stream::pack::PackError;
@@ -36,7 +35,7 @@ impl Exits for ModelError {
 impl Exits for PackError {
     fn exit(&self) -> Exit {
         match self {
-            Self::Interrupted { .. } => Exit::Incomplete,
+            Self::Interrupted(_) => Exit::Incomplete,
             _ => Exit::BadInput,
         }
     }
@@ -49,10 +48,8 @@ impl Exits for PackError {
 impl Exits for LimitsError {
     fn exit(&self) -> Exit {
         match self {
-            Self::DifferentIds { .. } => Exit::Disagrees,
-            Self::NoField { .. } => Exit::BadInput,
+            Self::DifferentIds(_) => Exit::Disagrees,
+            Self::NoField(_) => Exit::BadInput,
         }
     }
 }
-
-impl Exits for StateError {}

@@ -7,43 +7,15 @@
 use serde::Serialize;
 use thiserror::Error;
 
-/// Why a table was refused.
+const NO_ROWS: &str = "the measured table has no rows";
+
+/// Why a table was refused: line, column, expected and got.
 #[derive(Debug, Error)]
-pub enum MeasuredError {
-    /// The file cannot be read.
-    #[error("cannot read the measured table: {0}")]
-    Io(#[from] std::io::Error),
-    /// Nothing but comments.
-    #[error("the measured table has no rows")]
-    Empty,
-    /// A needed column is absent.
-    #[error("the measured table has no column {0}")]
-    MissingColumn(&'static str),
-    /// A column occurs twice.
-    #[error("the measured table has column {0} twice")]
-    ColumnTwice(String),
-    /// A line with another number of fields than the header.
-    #[error("line {line}: {fields} fields, the header has {expected}")]
-    Ragged {
-        /// One-based line.
-        line: usize,
-        /// Fields in it.
-        fields: usize,
-        /// Fields in the header.
-        expected: usize,
-    },
-    /// A field that is no sensible number.
-    #[error("line {line}: {column} is '{value}', expected {expected}")]
-    BadNumber {
-        /// One-based line.
-        line: usize,
-        /// Column.
-        column: &'static str,
-        /// The text.
-        value: String,
-        /// What was expected.
-        expected: &'static str,
-    },
+#[error("{0}")]
+pub struct MeasuredError(String);
+
+fn refused<T>(what: impl Into<String>) -> Result<T, MeasuredError> {
+    Err(MeasuredError(what.into()))
 }
 
 /// One memory limit.
@@ -67,7 +39,10 @@ pub struct MeasuredLimit {
 
 /// Reads a table.
 pub fn read(path: &std::path::Path) -> Result<Vec<MeasuredLimit>, MeasuredError> {
-    parse(&std::fs::read_to_string(path)?)
+    match std::fs::read_to_string(path) {
+        Ok(text) => parse(&text),
+        Err(error) => refused(format!("cannot read the measured table: {error}")),
+    }
 }
 
 /// Parses a table.
@@ -77,25 +52,28 @@ pub fn parse(text: &str) -> Result<Vec<MeasuredLimit>, MeasuredError> {
         .enumerate()
         .map(|(index, line)| (index + 1, line.trim_end_matches('\r')))
         .filter(|(_, line)| !line.trim().is_empty() && !line.starts_with('#'));
-    let (_, header) = lines.next().ok_or(MeasuredError::Empty)?;
+    let Some((_, header)) = lines.next() else {
+        return refused(NO_ROWS);
+    };
     let names: Vec<&str> = header.split('\t').map(str::trim).collect();
     if let Some(twice) = (1..names.len()).find(|&i| names[..i].contains(&names[i])) {
-        return Err(MeasuredError::ColumnTwice(names[twice].to_string()));
+        return refused(format!("the measured table has column {} twice", names[twice]));
     }
     for needed in ["cache_slots", "expert_hit_true"] {
         if !names.contains(&needed) {
-            return Err(MeasuredError::MissingColumn(needed));
+            return refused(format!("the measured table has no column {needed}"));
         }
     }
     let measured: Vec<MeasuredLimit> =
         lines.map(|(line, text)| parse_row(line, text, &names)).collect::<Result<_, _>>()?;
-    if measured.is_empty() { Err(MeasuredError::Empty) } else { Ok(measured) }
+    if measured.is_empty() { refused(NO_ROWS) } else { Ok(measured) }
 }
 
 fn parse_row(line: usize, text: &str, names: &[&str]) -> Result<MeasuredLimit, MeasuredError> {
     let fields: Vec<&str> = text.split('\t').map(str::trim).collect();
     if fields.len() != names.len() {
-        return Err(MeasuredError::Ragged { line, fields: fields.len(), expected: names.len() });
+        let (fields, expected) = (fields.len(), names.len());
+        return refused(format!("line {line}: {fields} fields, the header has {expected}"));
     }
     let field = |column: &str| names.iter().position(|name| *name == column).map(|at| fields[at]);
     let number = |column: &'static str, most: f64, expected: &'static str| {
@@ -104,18 +82,16 @@ fn parse_row(line: usize, text: &str, names: &[&str]) -> Result<MeasuredLimit, M
         };
         match value.parse::<f64>() {
             Ok(number) if (0.0..=most).contains(&number) => Ok(Some(number)),
-            _ => {
-                let value = value.to_string();
-                Err(MeasuredError::BadNumber { line, column, value, expected })
-            }
+            _ => refused(format!("line {line}: {column} is '{value}', expected {expected}")),
         }
     };
     let size = "a size in GB";
     let slots = field("cache_slots").unwrap_or_default();
     let slot_count = slots.parse::<usize>().ok().filter(|&slots| slots > 0);
     let Some(slot_count) = slot_count else {
-        let (column, value, expected) = ("cache_slots", slots.to_string(), "a number above 0");
-        return Err(MeasuredError::BadNumber { line, column, value, expected });
+        return refused(format!(
+            "line {line}: cache_slots is '{slots}', expected a number above 0"
+        ));
     };
     let hit_percent = number("expert_hit_true", 100.0, "a percentage")?.unwrap_or_default();
     let decimals = field("expert_hit_true").and_then(|text| text.split_once('.'));

@@ -7,7 +7,7 @@ use super::SynthError;
 use super::layout::ShardPlan;
 use super::rules::Rule;
 use super::values::{Quantised, fill, stream};
-use k3_checkpoint::{Dtype, Role};
+use k3_checkpoint::{Dtype, Problem, Role};
 use k3_core::config::MXFP4_GROUP_COLUMNS;
 
 /// Most elements of a piece that is written: 4 MiB of BF16.
@@ -173,10 +173,9 @@ impl<'a> PlacedShard<'a> {
             deviation: super::rules::deviation(f64::from(gain), &[columns]),
         };
         let drawn = matrix.fill(piece.first as usize, &mut drawn.data, &mut drawn.scales);
-        drawn.map_err(|(row, reason)| SynthError::ZeroBlock {
-            tensor: name.to_owned(),
-            row,
-            reason,
+        drawn.map_err(|(row, reason)| {
+            let problem = Problem::new(format!("{name}, row {row}"), reason.to_string());
+            SynthError::ZeroBlock(problem)
         })
     }
 }

@@ -1,107 +1,43 @@
-//! The ways a synthetic checkpoint cannot be made.
+//! The ways a synthetic checkpoint cannot be made, one variant per exit code and hint.
 
-use std::io;
-use std::path::PathBuf;
+use std::fmt::Display;
+use std::path::Path;
 
 use thiserror::Error;
 
-use super::quantise::AllZeroBlock;
-use k3_checkpoint::Problem;
 use k3_checkpoint::config::ConfigError;
+use k3_checkpoint::{Malformed, Problem};
 
 /// One way a synthetic checkpoint cannot be made.
 #[derive(Debug, Error)]
 pub enum SynthError {
-    /// A size that was asked for is out of range.
-    #[error("--{option} {got}: expected {expected}")]
-    Size {
-        /// The option's name.
-        option: &'static str,
-        /// What was asked for.
-        got: usize,
-        /// What would do.
-        expected: String,
-    },
-    /// Sizes that are each in range, but not together.
-    #[error("{tensors} tensors: expected {limit} at most")]
-    TooManyTensors {
-        /// How many there would be.
-        tensors: u64,
-        /// How many there may be.
-        limit: u64,
-    },
+    /// A size that was asked for is out of range, or all of them together.
+    #[error("{0}")]
+    Size(String),
     /// The config that follows is refused by the reader.
     #[error("the config of this shape is refused: {0}")]
     Config(#[from] ConfigError),
     /// A header cannot be laid out.
-    #[error("{file}: {reason}")]
-    Layout {
-        /// The shard.
-        file: String,
-        /// Why.
-        reason: Problem,
-    },
-    /// OUT is something else than a folder.
-    #[error("{}: exists and is no folder", path.display())]
-    NotAFolder {
-        /// OUT.
-        path: PathBuf,
-    },
-    /// OUT holds files that this command did not make and would have to live beside.
-    #[error("{}: holds {file:?}, which is no part of this checkpoint", path.display())]
-    ForeignFile {
-        /// OUT.
-        path: PathBuf,
-        /// The first such file, by name.
-        file: String,
-    },
+    #[error(transparent)]
+    Layout(Malformed),
+    /// OUT is no folder, or holds files that this command did not make.
+    #[error(transparent)]
+    Taken(Malformed),
     /// A file of that name is there and is not what would be written.
-    #[error("{}: is there already and belongs to another checkpoint: {difference}", path.display())]
-    OtherCheckpoint {
-        /// The file.
-        path: PathBuf,
-        /// Where it differs.
-        difference: String,
-    },
+    #[error(transparent)]
+    OtherCheckpoint(Malformed),
     /// Another run is writing there.
-    #[error("{}: another process is writing a checkpoint there", path.display())]
-    Busy {
-        /// OUT.
-        path: PathBuf,
-    },
+    #[error(transparent)]
+    Busy(Malformed),
     /// The disk is too full, found before anything is written.
-    #[error(
-        "{}: {needed_bytes} bytes are to be written, {free_bytes} are free on that file system",
-        path.display()
-    )]
-    NoSpace {
-        /// OUT.
-        path: PathBuf,
-        /// What the missing files need.
-        needed_bytes: u64,
-        /// What an ordinary user may still write there.
-        free_bytes: u64,
-    },
+    #[error(transparent)]
+    NoSpace(Malformed),
     /// The system refused.
-    #[error("{}: {doing}: {reason}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What was tried.
-        doing: &'static str,
-        /// What the system said.
-        reason: io::Error,
-    },
+    #[error(transparent)]
+    Io(Malformed),
     /// The generator drew nothing but zeros where a scale has to be found.
-    #[error("{tensor}, row {row}: {reason}")]
-    ZeroBlock {
-        /// The matrix.
-        tensor: String,
-        /// Its row.
-        row: usize,
-        /// Which group.
-        reason: AllZeroBlock,
-    },
+    #[error("{0}")]
+    ZeroBlock(Problem),
     /// Threads cannot be started.
     #[error("worker threads: {0}")]
     Threads(#[from] rayon::ThreadPoolBuildError),
@@ -109,8 +45,7 @@ pub enum SynthError {
 
 impl SynthError {
     /// An error of the system at a path.
-    pub(super) fn io(path: impl Into<PathBuf>, doing: &'static str, reason: io::Error) -> Self {
-        let path = path.into();
-        Self::Io { path, doing, reason }
+    pub(super) fn io(path: impl AsRef<Path>, doing: &str, reason: impl Display) -> Self {
+        Self::Io(Problem::new(doing, reason.to_string()).in_file(path.as_ref()))
     }
 }

@@ -7,30 +7,28 @@ use k3_core::exit::{Exit, Exits};
 impl Exits for SynthError {
     fn exit(&self) -> Exit {
         match self {
-            Self::NoSpace { .. } => Exit::Refused,
-            Self::Io { .. } | Self::Threads(_) => Exit::BadInput,
-            Self::ZeroBlock { .. } => Exit::Disagrees,
+            Self::NoSpace(_) => Exit::Refused,
+            Self::Io(_) | Self::Threads(_) => Exit::BadInput,
+            Self::ZeroBlock(_) => Exit::Disagrees,
             _ => Exit::Usage,
         }
     }
 
     fn hint(&self) -> Option<&'static str> {
         Some(match self {
-            Self::Size { .. } | Self::TooManyTensors { .. } => "see k3-verify synth --help",
-            Self::NotAFolder { .. } | Self::ForeignFile { .. } => {
-                "name a folder that is empty or not there yet"
-            }
-            Self::OtherCheckpoint { .. } => {
+            Self::Size(_) => "see k3-verify synth --help",
+            Self::Taken(_) => "name a folder that is empty or not there yet",
+            Self::OtherCheckpoint(_) => {
                 "nothing was changed; name another folder, or give the sizes and the seed it was \
                  made with"
             }
-            Self::Busy { .. } => "wait for it to end",
-            Self::NoSpace { .. } => {
+            Self::Busy(_) => "wait for it to end",
+            Self::NoSpace(_) => {
                 "nothing was written; smaller: --layers, --experts, --vocab, or --sparse for holes"
             }
-            Self::Io { .. } => "whole shards are kept; the same command goes on from there",
-            Self::ZeroBlock { .. } => "another --seed",
-            Self::Config(_) | Self::Layout { .. } => "smaller sizes",
+            Self::Io(_) => "whole shards are kept; the same command goes on from there",
+            Self::ZeroBlock(_) => "another --seed",
+            Self::Config(_) | Self::Layout(_) => "smaller sizes",
             Self::Threads(_) => "fewer --threads",
         })
     }

@@ -18,6 +18,7 @@ use rustix::fs::{FlockOperation, flock, statvfs};
 use super::draw::{Content, Drawn, PlacedShard};
 use super::index::index_text;
 use super::{Layout, ShardPlan, SynthError};
+use k3_checkpoint::Problem;
 use k3_checkpoint::index::INDEX_FILE;
 use k3_checkpoint::store::CONFIG_FILE;
 
@@ -154,7 +155,10 @@ impl Job<'_> {
         }
         match foreign.into_iter().min() {
             None => Ok(()),
-            Some(file) => Err(SynthError::ForeignFile { path: self.folder.to_owned(), file }),
+            Some(file) => {
+                let what = format!("holds {file:?}, which is no part of this checkpoint");
+                Err(SynthError::Taken(Problem::whole(what).in_file(self.folder)))
+            }
         }
     }
 
@@ -167,9 +171,7 @@ impl Job<'_> {
         let path = self.folder.join(name);
         match fs::read(&path) {
             Ok(bytes) if bytes == text.as_bytes() => Ok(()),
-            Ok(_) => {
-                Err(SynthError::OtherCheckpoint { path, difference: "another text".to_owned() })
-            }
+            Ok(_) => Err(other_checkpoint(&path, "another text")),
             Err(reason) if reason.kind() == io::ErrorKind::NotFound => {
                 missing.push((path, text.to_owned()));
                 Ok(())
@@ -182,20 +184,18 @@ impl Job<'_> {
     fn is_there(&self, plan: &ShardPlan) -> Result<bool, SynthError> {
         let path = self.folder.join(&plan.file);
         let failed = |reason| SynthError::io(&path, "cannot be read", reason);
-        let other =
-            |difference: String| SynthError::OtherCheckpoint { path: path.clone(), difference };
         let file = match File::open(&path) {
             Err(reason) if reason.kind() == io::ErrorKind::NotFound => return Ok(false),
             opened => opened.map_err(failed)?,
         };
         let (got, expected) = (file.metadata().map_err(failed)?.len(), plan.layout.file_bytes);
         if got != expected {
-            return Err(other(format!("expected {expected} bytes, got {got}")));
+            return Err(other_checkpoint(&path, &format!("expected {expected} bytes, got {got}")));
         }
         let mut bytes = vec![0; plan.layout.head.len()];
         file.read_exact_at(&mut bytes, 0).map_err(failed)?;
         if bytes != plan.layout.head {
-            return Err(other("another header".to_owned()));
+            return Err(other_checkpoint(&path, "another header"));
         }
         let shard = PlacedShard::new(plan);
         let mut drawn = Drawn::default();
@@ -206,7 +206,8 @@ impl Job<'_> {
                 file.read_exact_at(&mut bytes, offset).map_err(failed)?;
                 if bytes != expected {
                     let tensor = &plan.tensors[piece.tensor].name;
-                    return Err(other(format!("other bytes in {tensor} at offset {offset}")));
+                    let what = format!("other bytes in {tensor} at offset {offset}");
+                    return Err(other_checkpoint(&path, &what));
                 }
             }
         }
@@ -215,15 +216,14 @@ impl Job<'_> {
 
     fn check_space(&self, needed_bytes: u64) -> Result<(), SynthError> {
         let space = statvfs(self.folder).map_err(|reason| {
-            SynthError::io(self.folder, "free space cannot be read", reason.into())
+            SynthError::io(self.folder, "free space cannot be read", io::Error::from(reason))
         })?;
         let free_bytes = space.f_bavail.saturating_mul(space.f_frsize);
         if needed_bytes > free_bytes {
-            return Err(SynthError::NoSpace {
-                path: self.folder.to_owned(),
-                needed_bytes,
-                free_bytes,
-            });
+            let what = format!(
+                "{needed_bytes} bytes are to be written, {free_bytes} are free on that file system"
+            );
+            return Err(SynthError::NoSpace(Problem::whole(what).in_file(self.folder)));
         }
         Ok(())
     }
@@ -309,11 +309,19 @@ impl Drawn {
     }
 }
 
+fn other_checkpoint(path: &Path, difference: &str) -> SynthError {
+    let place = "is there already and belongs to another checkpoint";
+    SynthError::OtherCheckpoint(Problem::new(place, difference).in_file(path))
+}
+
 /// Whether it had to be made.
 fn make_folder(folder: &Path) -> Result<bool, SynthError> {
     match fs::metadata(folder) {
         Ok(found) if found.is_dir() => Ok(false),
-        Ok(_) => Err(SynthError::NotAFolder { path: folder.to_owned() }),
+        Ok(_) => {
+            let problem = Problem::whole("exists and is no folder");
+            Err(SynthError::Taken(problem.in_file(folder)))
+        }
         Err(_) => {
             let made = fs::create_dir_all(folder);
             made.map_err(|reason| SynthError::io(folder, "cannot be made", reason))?;
@@ -329,7 +337,8 @@ fn lock(folder: &Path) -> Result<File, SynthError> {
     let file = opened.map_err(|reason| SynthError::io(folder, "cannot be opened", reason))?;
     match flock(&file, FlockOperation::NonBlockingLockExclusive) {
         Err(reason) if reason == rustix::io::Errno::WOULDBLOCK => {
-            Err(SynthError::Busy { path: folder.to_owned() })
+            let problem = Problem::whole("another process is writing a checkpoint there");
+            Err(SynthError::Busy(problem.in_file(folder)))
         }
         _ => Ok(file),
     }

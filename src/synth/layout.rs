@@ -7,6 +7,8 @@
 //! get their published sizes to the byte, so it is the release's own. The trunk of a layer is one
 //! run of bytes, and so is each expert: w1, w2, w3, packed before scale.
 
+use std::path::Path;
+
 use super::{SynthError, SynthModel};
 use k3_checkpoint::names::{PROJECTOR_PREFIX, VISION};
 use k3_checkpoint::plan::{ExpectedTensor, visit_layer, visit_model};
@@ -90,7 +92,7 @@ impl Layout<'_> {
             shape: &tensor.shape,
         });
         let layout = FileLayout::new(specs, &[])
-            .map_err(|reason| SynthError::Layout { file: file.clone(), reason })?;
+            .map_err(|reason| SynthError::Layout(reason.in_file(Path::new(&file))))?;
         Ok(ShardPlan { file, tensors, layout })
     }
 }

@@ -216,11 +216,8 @@ impl SynthModel {
             if !(least..=most).contains(&given) {
                 let why =
                     if option == "experts" { " (the experts of a token at least)" } else { "" };
-                return Err(SynthError::Size {
-                    option,
-                    got: given,
-                    expected: format!("{least} to {most}{why}"),
-                });
+                let what = format!("--{option} {given}: expected {least} to {most}{why}");
+                return Err(SynthError::Size(what));
             }
             *number = given;
         }
@@ -229,14 +226,12 @@ impl SynthModel {
         config_text.push('\n');
         let config =
             k3_checkpoint::config::parse(config_text.as_bytes(), Path::new("config.json"))?;
-        let shape = ModelShape::derive(&config).map_err(|error| SynthError::Size {
-            option: "layers",
-            got: numbers.layers,
-            expected: error.to_string(),
+        let shape = ModelShape::derive(&config).map_err(|error| {
+            SynthError::Size(format!("--layers {}: expected {error}", numbers.layers))
         })?;
         let (tensors, limit) = (tensor_count(&shape), MAX_TENSORS);
         if tensors > limit {
-            return Err(SynthError::TooManyTensors { tensors, limit });
+            return Err(SynthError::Size(format!("{tensors} tensors: expected {limit} at most")));
         }
         Ok(Self { preset, config_text, config, shape, seed })
     }
@@ -483,10 +478,10 @@ mod tests {
         ] {
             let overrides = Overrides { layers, experts, vocab };
             let refused = SynthModel::new(Preset::K3, overrides, 0);
-            let Err(SynthError::Size { option: got, .. }) = refused else {
+            let Err(SynthError::Size(what)) = refused else {
                 panic!("{overrides:?} was not refused");
             };
-            assert_eq!(got, option);
+            assert!(what.starts_with(&format!("--{option} ")), "{what}");
         }
     }
 }

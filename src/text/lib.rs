@@ -89,9 +89,12 @@ impl Tokenizer {
     /// K3's vocabulary as the crate carries it.
     ///
     /// # Errors
-    /// [`TextError::BuiltIn`] where the crate carries another one.
+    /// The crate carries another one.
     pub fn built_in() -> Result<Self, TextError> {
-        let refuse = |got| TextError::BuiltIn { expected: K3_RANKS, got };
+        let refuse = |got| {
+            let what = format!("expected {K3_RANKS} ranks, got {got}");
+            TextError::Vocabulary(Problem::new("the built-in vocabulary", what))
+        };
         let core = tiktoken::get_encoding(K3_ENCODING).ok_or_else(|| refuse(0))?;
         if core.vocab_size() != K3_RANKS {
             return Err(refuse(core.vocab_size()));
@@ -177,7 +180,7 @@ impl Tokenizer {
     /// Appends what an id stands for.
     ///
     /// # Errors
-    /// [`TextError::NoSuchId`].
+    /// An id that stands for nothing.
     pub fn decode_into(&self, id: u32, bytes: &mut Vec<u8>) -> Result<(), TextError> {
         if let Some(name) = self.markers.name(id) {
             bytes.extend_from_slice(name.as_bytes());
@@ -189,7 +192,13 @@ impl Tokenizer {
                 bytes.extend_from_slice(table.token(id));
             }
             _ => {
-                return Err(TextError::NoSuchId { id, ranks: self.ranks() });
+                let what = format!(
+                    "expected an id of the vocabulary ({} ranks from 0 on, markers up to {}), \
+                     got {id}",
+                    self.ranks(),
+                    K3_VOCABULARY - 1
+                );
+                return Err(TextError::Vocabulary(Problem::new(format!("token id {id}"), what)));
             }
         }
         Ok(())
@@ -198,7 +207,7 @@ impl Tokenizer {
     /// The bytes that ids stand for; they need not be UTF-8.
     ///
     /// # Errors
-    /// [`TextError::NoSuchId`].
+    /// An id that stands for nothing.
     pub fn decode(&self, ids: &[u32]) -> Result<Vec<u8>, TextError> {
         let mut bytes = Vec::new();
         for &id in ids {

@@ -19,7 +19,11 @@ pub fn import(bytes: &[u8], shape: &ModelShape) -> Result<Trace, TraceError> {
         return Err(TraceError::Empty);
     }
     if !bytes.len().is_multiple_of(RECORD_BYTES) {
-        return Err(TraceError::HalfRecord { bytes: bytes.len() });
+        return Err(TraceError::Malformed(format!(
+            "half a record at the end: {} bytes are no multiple of 8 (a pair of int32: layer, \
+             expert)",
+            bytes.len()
+        )));
     }
     let mut requests = Vec::with_capacity(bytes.len() / RECORD_BYTES);
     for (record, pair) in bytes.chunks_exact(RECORD_BYTES).enumerate() {
@@ -56,20 +60,23 @@ fn check_pair(record: usize, pair: &[u8], shape: &ModelShape) -> Result<u32, Tra
         return Ok(layer as u32 * shape.experts_per_layer + expert as u32);
     }
     if fits(layer.swap_bytes(), expert.swap_bytes()) {
-        return Err(TraceError::ByteSwapped { record, layer, swapped: layer.swap_bytes() });
+        return Err(TraceError::ByteSwapped(format!(
+            "record {record}: byte-swapped: layer {layer} is layer {} in the other byte order \
+             (little-endian int32 expected)",
+            layer.swap_bytes()
+        )));
     }
     if layer < 0 {
-        return Err(TraceError::NegativeLayer { record, layer });
+        return Err(TraceError::in_record(record, format!("layer {layer} is negative")));
     }
     if layer as u32 >= shape.layer_count {
-        let (first, last) = (0, shape.layer_count - 1);
-        return Err(TraceError::LayerOutOfRange { record, layer: layer as u32, first, last });
+        let last = shape.layer_count - 1;
+        return Err(TraceError::layer_out_of_range(record, layer as u32, 0, last));
     }
     if expert < 0 {
-        return Err(TraceError::NegativeExpert { record, expert });
+        return Err(TraceError::in_record(record, format!("expert {expert} is negative")));
     }
-    let count = shape.experts_per_layer;
-    Err(TraceError::ExpertOutOfRange { record, expert: expert as u32, count })
+    Err(TraceError::expert_out_of_range(record, expert as u32, shape.experts_per_layer))
 }
 
 /// Maximal runs of one layer, cut at top-k.

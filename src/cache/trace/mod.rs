@@ -175,7 +175,7 @@ impl Trace {
     /// must be the same; decisions are dropped, since a warm cache decides otherwise.
     pub fn append(&mut self, other: &Trace) -> Result<(), TraceError> {
         if self.shape != other.shape {
-            return Err(TraceError::DifferentModels { what: "sizes" });
+            return Err(different_models("sizes"));
         }
         let identity = |trace: &Trace| {
             trace
@@ -187,11 +187,11 @@ impl Trace {
         if let (Some(mine), Some(others)) = (identity(self), identity(other))
             && mine != others
         {
-            return Err(TraceError::DifferentModels { what: "checkpoint identities" });
+            return Err(different_models("checkpoint identities"));
         }
         let joined = self.requests.len() as u64 + other.requests.len() as u64;
         if joined > u64::from(u32::MAX) {
-            return Err(TraceError::TooLarge { bytes: 4 * joined, limit: 4 * u64::from(u32::MAX) });
+            return Err(too_large(4 * joined, 4 * u64::from(u32::MAX)));
         }
         let (requests, demands) = (self.requests.len() as u32, self.demands.len() as u32);
         let (chunks, steps) = (self.chunks.len() as u32, self.steps.len() as u32);
@@ -212,12 +212,21 @@ impl Trace {
     }
 }
 
+fn different_models(what: &str) -> TraceError {
+    let what = format!("the traces have different {what}: they come from different models");
+    TraceError::Malformed(what)
+}
+
+fn too_large(bytes: u64, limit: u64) -> TraceError {
+    TraceError::Malformed(format!("the trace has {bytes} bytes, more than the limit of {limit}"))
+}
+
 /// Reads a trace file of either kind: ours if it starts with the magic, else headerless pairs
 /// checked against `shape`.
 pub fn read(path: &std::path::Path, shape: &ModelShape) -> Result<Trace, TraceError> {
     let size = std::fs::metadata(path)?.len();
     if size > MAX_TRACE_BYTES {
-        return Err(TraceError::TooLarge { bytes: size, limit: MAX_TRACE_BYTES });
+        return Err(too_large(size, MAX_TRACE_BYTES));
     }
     parse(&std::fs::read(path)?, shape)
 }

@@ -68,25 +68,11 @@ pub struct MemoryLimits {
 #[derive(Debug, Clone, PartialEq, Eq, thiserror::Error)]
 pub enum LimitsError {
     /// Two runs chose different ids.
-    #[error("{limit}: ids {got}, under {first_limit} they were {expected}")]
-    DifferentIds {
-        /// Limit of this run.
-        limit: String,
-        /// Its ids.
-        got: String,
-        /// Limit of the first run.
-        first_limit: String,
-        /// Its ids.
-        expected: String,
-    },
+    #[error("{0}")]
+    DifferentIds(String),
     /// A run report without a field.
-    #[error("the run under {limit} reports no {field}")]
-    NoField {
-        /// Its limit.
-        limit: String,
-        /// The field.
-        field: &'static str,
-    },
+    #[error("{0}")]
+    NoField(String),
 }
 
 /// A limit and the reports of its runs.
@@ -123,12 +109,9 @@ pub fn memory_limits(policy: &str, runs: &[Runs]) -> Result<MemoryLimits, Limits
                 None => first = Some((run.limit.clone(), got)),
                 Some((_, expected)) if *expected == got => {}
                 Some((first_limit, expected)) => {
-                    return Err(LimitsError::DifferentIds {
-                        limit: run.limit.clone(),
-                        got: say(&got),
-                        first_limit: first_limit.clone(),
-                        expected: say(expected),
-                    });
+                    let (got, expected) = (say(&got), say(expected));
+                    let what = format!("ids {got}, under {first_limit} they were {expected}");
+                    return Err(LimitsError::DifferentIds(format!("{}: {what}", run.limit)));
                 }
             }
         }
@@ -143,7 +126,7 @@ pub fn memory_limits(policy: &str, runs: &[Runs]) -> Result<MemoryLimits, Limits
 }
 
 fn no_field(run: &Runs, field: &'static str) -> LimitsError {
-    LimitsError::NoField { limit: run.limit.clone(), field }
+    LimitsError::NoField(format!("the run under {} reports no {field}", run.limit))
 }
 
 fn row(run: &Runs) -> Result<LimitRow, LimitsError> {

@@ -22,10 +22,10 @@ use std::path::{Path, PathBuf};
 
 use serde::{Deserialize, Serialize};
 use sha2::{Digest as _, Sha256};
-use thiserror::Error;
 
 use crate::model::{Shape, State};
 use k3_checkpoint::identity::Identity;
+use k3_checkpoint::{Malformed, Problem};
 use k3_core::host::files::replace_file_by;
 
 const MAGIC: [u8; 8] = [0x89, b'K', b'3', b'S', b'\r', b'\n', 0x1a, b'\n'];
@@ -100,71 +100,6 @@ impl Header {
     }
 }
 
-/// One way a state cannot be saved or loaded.
-#[derive(Debug, Error)]
-pub enum StateError {
-    /// The system refused.
-    #[error("{}: {reason}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What it said.
-        reason: io::Error,
-    },
-    /// Not a state.
-    #[error("{}: not a saved state (magic {found:02x?})", path.display())]
-    Magic {
-        /// The file.
-        path: PathBuf,
-        /// Its first bytes.
-        found: [u8; 8],
-    },
-    /// A version this program does not know.
-    #[error("{}: version {found}, expected {VERSION}", path.display())]
-    Version {
-        /// The file.
-        path: PathBuf,
-        /// Its version.
-        found: u32,
-    },
-    /// A header that cannot be read.
-    #[error("{}: header: {reason}", path.display())]
-    Header {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        reason: String,
-    },
-    /// A state of something else.
-    #[error("{}: {field}: expected {expected}, got {got}", path.display())]
-    Foreign {
-        /// The file.
-        path: PathBuf,
-        /// Which field.
-        field: &'static str,
-        /// Of this run.
-        expected: String,
-        /// In the file.
-        got: String,
-    },
-    /// A cut or overlong file.
-    #[error("{}: {got} bytes, its header needs {expected}", path.display())]
-    Length {
-        /// The file.
-        path: PathBuf,
-        /// By the header.
-        expected: u64,
-        /// There are.
-        got: u64,
-    },
-    /// A changed file.
-    #[error("{}: its sha256 does not fit its content", path.display())]
-    Checksum {
-        /// The file.
-        path: PathBuf,
-    },
-}
-
 /// Hashes what goes through.
 struct Hashing<T> {
     inner: T,
@@ -194,10 +129,10 @@ impl<T: Read> Read for Hashing<T> {
 /// Writes a state whole or not at all.
 ///
 /// # Errors
-/// [`StateError::Io`].
-pub fn save(path: &Path, header: &Header, state: &State) -> Result<(), StateError> {
+/// A file that cannot be written.
+pub fn save(path: &Path, header: &Header, state: &State) -> Result<(), Malformed> {
     let written = replace_file_by(path, |file| put_all(file, header, state));
-    written.map_err(|reason| StateError::Io { path: path.to_owned(), reason })
+    written.map_err(|reason| Problem::whole(reason).in_file(path))
 }
 
 /// Everything in the order of the file, and its hash.
@@ -257,62 +192,57 @@ impl SavedState {
     /// Reads the header.
     ///
     /// # Errors
-    /// Every variant of [`StateError`] but the last and `Foreign`.
-    pub fn open(path: &Path) -> Result<Self, StateError> {
+    /// A file that cannot be read, is no state, or is cut.
+    pub fn open(path: &Path) -> Result<Self, Malformed> {
         Self::start(path).map(|(saved, _)| saved)
     }
 
-    fn start(path: &Path) -> Result<(Self, Source), StateError> {
-        let io_error = |reason| StateError::Io { path: path.to_owned(), reason };
+    fn start(path: &Path) -> Result<(Self, Source), Malformed> {
+        let io_error = |reason: io::Error| Problem::whole(reason).in_file(path);
+        let refuse = |what: String| Err(Problem::whole(what).in_file(path));
         let file = File::open(path).map_err(io_error)?;
         let got = file.metadata().map_err(io_error)?.len();
         let mut source = Hashing { inner: BufReader::new(file), hash: Sha256::new() };
-        let path = path.to_owned();
         let (mut magic, mut word) = ([0; 8], [0; 4]);
         source.read_exact(&mut magic).map_err(io_error)?;
         if magic != MAGIC {
-            let found = magic;
-            return Err(StateError::Magic { path, found });
+            return refuse(format!("not a saved state (magic {magic:02x?})"));
         }
         source.read_exact(&mut word).map_err(io_error)?;
         let found = u32::from_le_bytes(word);
         if found != VERSION {
-            return Err(StateError::Version { path, found });
+            return refuse(format!("version {found}, expected {VERSION}"));
         }
         source.read_exact(&mut word).map_err(io_error)?;
         let header_bytes = u32::from_le_bytes(word);
         if header_bytes > MAX_HEADER_BYTES {
-            let reason = format!("{header_bytes} bytes, expected at most {MAX_HEADER_BYTES}");
-            return Err(StateError::Header { path, reason });
+            let what = format!("{header_bytes} bytes, expected at most {MAX_HEADER_BYTES}");
+            return refuse(format!("header: {what}"));
         }
         let mut text = vec![0; header_bytes as usize];
         source.read_exact(&mut text).map_err(io_error)?;
         let header: Header = match serde_json::from_slice(&text) {
             Ok(header) => header,
-            Err(error) => {
-                let reason = error.to_string();
-                return Err(StateError::Header { path, reason });
-            }
+            Err(error) => return refuse(format!("header: {error}")),
         };
         let start = 16 + u64::from(header_bytes) + DIGEST_BYTES;
         let expected = header.value_bytes().and_then(|bytes| bytes.checked_add(start));
         let expected = expected.unwrap_or(u64::MAX);
         if expected != got {
-            let (path, expected) = (path, expected);
-            return Err(StateError::Length { path, expected, got });
+            return refuse(format!("{got} bytes, its header needs {expected}"));
         }
         if header.ids.len() < header.position {
-            let reason = format!("{} ids at position {}", header.ids.len(), header.position);
-            return Err(StateError::Header { path, reason });
+            let (ids, position) = (header.ids.len(), header.position);
+            return refuse(format!("header: {ids} ids at position {position}"));
         }
-        Ok((Self { path, header }, source))
+        Ok((Self { path: path.to_owned(), header }, source))
     }
 
     /// Refuses a state of another checkpoint, another stack or another ε.
     ///
     /// # Errors
-    /// [`StateError::Foreign`] naming the first field that differs.
-    pub fn check(&self, ours: &Header) -> Result<(), StateError> {
+    /// The first field that differs.
+    pub fn check(&self, ours: &Header) -> Result<(), Malformed> {
         let theirs = &self.header;
         let sizes = |header: &Header| {
             [
@@ -343,7 +273,8 @@ impl SavedState {
         match fields.into_iter().find(|(_, ours, theirs)| ours != theirs) {
             None => Ok(()),
             Some((field, expected, got)) => {
-                Err(StateError::Foreign { path: self.path.clone(), field, expected, got })
+                let what = format!("expected {expected}, got {got}");
+                Err(Problem::new(field, what).in_file(&self.path))
             }
         }
     }
@@ -352,10 +283,10 @@ impl SavedState {
     /// this returns well.
     ///
     /// # Errors
-    /// [`StateError::Io`], [`StateError::Checksum`].
-    pub fn load_into(&self, state: &mut State) -> Result<(), StateError> {
+    /// A file that cannot be read or was changed.
+    pub fn load_into(&self, state: &mut State) -> Result<(), Malformed> {
         let (_, mut source) = Self::start(&self.path)?;
-        let io_error = |reason| StateError::Io { path: self.path.clone(), reason };
+        let io_error = |reason: io::Error| Problem::whole(reason).in_file(&self.path);
         state.interrupted = true;
         let row_values = self.header.position * self.header.cache_width;
         for slot in &mut state.kda {
@@ -370,8 +301,8 @@ impl SavedState {
         let mut digest = [0; DIGEST_BYTES as usize];
         source.inner.read_exact(&mut digest).map_err(io_error)?;
         if digest[..] != expected[..] {
-            let path = self.path.clone();
-            return Err(StateError::Checksum { path });
+            let what = "its sha256 does not fit its content";
+            return Err(Problem::whole(what).in_file(&self.path));
         }
         state.position = self.header.position;
         state.interrupted = false;

@@ -48,25 +48,16 @@ impl<S: WeightSource + ?Sized> WeightSource for &S {
     }
 }
 
-/// A tensor that is not what the configuration implies.
-#[derive(Debug, thiserror::Error)]
-enum Unfit {
-    #[error("missing from {0}")]
-    Missing(String),
-    #[error("expected {expected}, got {got}")]
-    Other { expected: String, got: String },
-}
-
 impl WeightSource for Checkpoint {
     fn tensor(&self, spec: &TensorSpec) -> Result<SharedBytes, EngineError> {
         let Some(info) = self.tensor(&spec.name) else {
-            let folder = self.folder().display().to_string();
-            return Err(EngineError::source(&spec.name, Unfit::Missing(folder)));
+            let what = format!("missing from {}", self.folder().display());
+            return Err(EngineError::source(&spec.name, what));
         };
         if (info.dtype, info.shape) != (spec.dtype, spec.shape.as_slice()) {
             let expected = format!("{} {:?}", spec.dtype.name(), spec.shape);
             let got = format!("{} {:?}", info.dtype.name(), info.shape);
-            return Err(EngineError::source(&spec.name, Unfit::Other { expected, got }));
+            return Err(EngineError::source(&spec.name, format!("expected {expected}, got {got}")));
         }
         let read = |buffer: &mut [u8]| {
             // Side by side where the caller brings threads; nowhere is the global pool begun.

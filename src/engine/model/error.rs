@@ -1,63 +1,14 @@
-//! What can go wrong in the engine, one variant per way.
+//! What can go wrong in the engine: a variant where a caller acts differently.
 
-use crate::kernels::matrix::MatrixError;
 use crate::kernels::threads::ThreadsError;
+use k3_checkpoint::Problem;
 
 /// An error of the engine. Layers and positions are zero-based.
 #[derive(Debug, thiserror::Error)]
 pub enum EngineError {
-    /// The configuration contradicts itself.
-    #[error("config field {field}: {problem}")]
-    Config {
-        /// The field in `text_config`.
-        field: &'static str,
-        /// What is wrong.
-        problem: String,
-    },
-    /// A tensor that has not the size its shape needs.
-    #[error("tensor {name}: {source}")]
-    Matrix {
-        /// The tensor's full name.
-        name: String,
-        /// The sizes.
-        source: MatrixError,
-    },
-    /// A tensor of another length than the configuration implies.
-    #[error("tensor {name}: expected {expected} elements, got {got}")]
-    Length {
-        /// The tensor's full name.
-        name: String,
-        /// Elements the configuration implies.
-        expected: usize,
-        /// Elements found.
-        got: usize,
-    },
-    /// K8: the padded tail of `A_log` holds something.
-    #[error("tensor {name}: element {index} of the padding is {value}, expected 0")]
-    ALogTail {
-        /// The tensor's full name.
-        name: String,
-        /// Index of the element.
-        index: usize,
-        /// Its value.
-        value: f32,
-    },
-    /// Q4: a NaN scale byte means a damaged file.
-    #[error(
-        "layer {layer} expert {expert} {matrix}: scale byte 255 (NaN) in row {row}, group {group}"
-    )]
-    NanScale {
-        /// Layer.
-        layer: usize,
-        /// Expert.
-        expert: usize,
-        /// `w1`, `w2` or `w3`.
-        matrix: &'static str,
-        /// Row of the matrix.
-        row: usize,
-        /// Group of 32 columns.
-        group: usize,
-    },
+    /// A config field or a tensor that is not what the computation needs: where and what.
+    #[error("{0}")]
+    Malformed(Problem),
     /// The source of tensors or experts failed.
     #[error("{what}: {source}")]
     Source {
@@ -130,6 +81,11 @@ pub enum EngineError {
 }
 
 impl EngineError {
+    /// Something wrong at a place.
+    pub(crate) fn at(at: String, what: impl ToString) -> Self {
+        Self::Malformed(Problem::new(at, what.to_string()))
+    }
+
     /// Wraps an error of a tensor or expert source.
     pub fn source(what: &str, source: impl Into<Box<dyn std::error::Error + Send + Sync>>) -> Self {
         Self::Source { what: what.to_owned(), source: source.into() }

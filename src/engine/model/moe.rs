@@ -128,11 +128,15 @@ impl Expert {
     /// Q4: the first NaN scale byte, with its place.
     ///
     /// # Errors
-    /// [`EngineError::NanScale`].
+    /// Layer, expert, matrix, row and group of it.
     pub fn check_scales(&self, layer: usize, expert: usize) -> Result<(), EngineError> {
         for (matrix, weights) in [("w1", &self.w1), ("w2", &self.w2), ("w3", &self.w3)] {
             if let Some((row, group)) = weights.first_nan_scale() {
-                return Err(EngineError::NanScale { layer, expert, matrix, row, group });
+                let what = format!("scale byte 255 (NaN) in row {row}, group {group}");
+                return Err(EngineError::at(
+                    format!("layer {layer} expert {expert} {matrix}"),
+                    what,
+                ));
             }
         }
         Ok(())

@@ -48,9 +48,8 @@ impl Shape {
     /// than there are.
     pub fn derive(raw: &RawConfig) -> Result<Self, EngineError> {
         check(raw)?;
-        let model = ModelShape::derive(raw).map_err(|error| EngineError::Config {
-            field: "linear_attn_config.kda_layers",
-            problem: error.to_string(),
+        let model = ModelShape::derive(raw).map_err(|error| {
+            EngineError::at("config field linear_attn_config.kda_layers".to_owned(), error)
         })?;
         Ok(Self {
             model,
@@ -71,7 +70,9 @@ impl Shape {
 
 /// What the derivation relies on.
 fn check(raw: &RawConfig) -> Result<(), EngineError> {
-    let refuse = |field, problem: String| Err(EngineError::Config { field, problem });
+    let refuse = |field: &str, problem: String| {
+        Err(EngineError::at(format!("config field {field}"), problem))
+    };
     if raw.num_hidden_layers == 0 {
         return refuse("num_hidden_layers", "there are no layers".into());
     }

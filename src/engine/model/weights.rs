@@ -283,8 +283,12 @@ impl Binder<'_> {
                 .collect(),
             _ => Vec::new(),
         };
-        let (name, expected, got) = (spec.name, spec.shape.iter().product(), values.len());
-        if got == expected { Ok(values) } else { Err(EngineError::Length { name, expected, got }) }
+        let (expected, got) = (spec.shape.iter().product::<usize>(), values.len());
+        if got == expected {
+            return Ok(values);
+        }
+        let what = format!("expected {expected} elements, got {got}");
+        Err(EngineError::at(format!("tensor {}", spec.name), what))
     }
 
     /// A norm with `rms_norm_eps`.
@@ -316,8 +320,10 @@ impl Binder<'_> {
         let heads = self.shape.kda.heads;
         let (a_log, tail) = stored.split_at(heads);
         if let Some(place) = tail.iter().position(|value| *value != 0.0) {
-            let name = self.spec(Role::KdaALog).name;
-            return Err(EngineError::ALogTail { name, index: heads + place, value: tail[place] });
+            let name = format!("tensor {}", self.spec(Role::KdaALog).name);
+            let (index, value) = (heads + place, tail[place]);
+            let what = format!("element {index} of the padding is {value}, expected 0");
+            return Err(EngineError::at(name, what));
         }
         Ok(KdaWeights {
             projections: [
@@ -368,7 +374,7 @@ pub(super) fn named(
     name: String,
     matrix: Result<Matrix, MatrixError>,
 ) -> Result<Matrix, EngineError> {
-    matrix.map_err(|source| EngineError::Matrix { name, source })
+    matrix.map_err(|error| EngineError::at(format!("tensor {name}"), error))
 }
 
 impl Weights {

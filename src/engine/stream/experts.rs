@@ -17,12 +17,12 @@
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
-use super::StreamError;
 use super::blocks::{Pool, Slot};
 use super::habits::Habits;
 use super::read::{BlockFile, read_all};
 use super::recorder::Recorder;
 use super::runs::{Run, RunSource};
+use super::{NOT_IN_RUN, StreamError};
 use crate::kernels::threads::Threads;
 use crate::model::{EngineError, Expert, ExpertSource, MlpKind, Shape};
 use k3_cache::policy::{DemandView, PolicyName};
@@ -252,7 +252,7 @@ impl ExpertCache {
         }
         let resident = |one: &k3_cache::slot_table::Served| {
             let expert = &state.resident[one.slot as usize];
-            expert.clone().ok_or_else(|| error(StreamError::NotInRun))
+            expert.clone().ok_or_else(|| EngineError::source("expert cache", NOT_IN_RUN))
         };
         served.iter().map(resident).collect()
     }
@@ -260,9 +260,11 @@ impl ExpertCache {
     /// Where an expert lies.
     fn run(&self, layer: usize, expert: usize) -> Result<Run, StreamError> {
         let tensors = self.store.binding.expert(layer, expert);
-        let tensors = tensors.ok_or_else(|| StreamError::Missing {
-            layer,
-            names: EXPERT_ROLES.iter().map(|role| role.name(layer, expert)).collect(),
+        let tensors = tensors.ok_or_else(|| {
+            let names: Vec<String> =
+                EXPERT_ROLES.iter().map(|role| role.name(layer, expert)).collect();
+            let what = format!("tensors are missing: {}", names.join(", "));
+            StreamError::at(format!("layer {layer}"), what)
         })?;
         Ok(Run::of(&self.store.checkpoint, &tensors.in_order()))
     }
@@ -293,9 +295,9 @@ impl ExpertCache {
         let slots = buffers.into_iter().map(|buffer| Slot::pooled(buffer, &self.pool));
         let slots: Vec<Slot> = slots.collect();
         read.map_err(|source| {
-            let experts = missing.iter().map(|one| one.expert).collect();
-            let failure = StreamError::Experts { layer, experts, source };
-            EngineError::source("expert cache", failure)
+            let experts: Vec<usize> = missing.iter().map(|one| one.expert).collect();
+            let place = format!("layer {layer}, experts {experts:?}");
+            EngineError::source("expert cache", StreamError::at(place, source))
         })?;
         let mut experts = Vec::with_capacity(missing.len());
         for (one, slot) in missing.iter().zip(slots) {
@@ -316,8 +318,8 @@ impl ExpertSource for ExpertCache {
     fn experts(&self, layer: usize, ids: &[usize]) -> Result<Vec<Arc<Expert>>, EngineError> {
         let mut state = self.lock();
         if let Some(reason) = &state.failed {
-            let failed = StreamError::Failed(reason.clone());
-            return Err(EngineError::source("expert cache", failed));
+            let what = "an earlier expert read failed, the cache cannot go on";
+            return Err(EngineError::source("expert cache", StreamError::at(what, reason)));
         }
         let served = self.serve(&mut state, layer, ids);
         if let Err(error) = &served {

@@ -135,7 +135,8 @@ impl Ring {
         let mut fill = |place: usize, bytes: &mut [u8]| {
             let layer = self.streamed[place];
             let jobs = self.trunk.runs[layer].jobs(&self.trunk.files, bytes);
-            read_all(&self.threads, jobs).map_err(|source| StreamError::Layer { layer, source })
+            read_all(&self.threads, jobs)
+                .map_err(|source| StreamError::at(format!("layer {layer}"), source))
         };
         let filled = self.habits.fill_layer(place, buffer.bytes_mut(), &mut fill);
         let layer = self.streamed[place];
@@ -241,8 +242,10 @@ impl StreamedLayers {
             let ring = Arc::clone(&layers.ring);
             let builder = std::thread::Builder::new().name("trunk reader".to_owned());
             let started = builder.spawn(move || ring.read_ahead());
-            let started = started
-                .map_err(|error| EngineError::source("trunk", StreamError::Thread(error)))?;
+            let started = started.map_err(|error| {
+                let what = "cannot start the reader thread";
+                EngineError::source("trunk", StreamError::at(what, error))
+            })?;
             layers.reader = Some(started);
         }
         Ok(layers)
@@ -256,7 +259,7 @@ impl StreamedLayers {
             let mut buffer = Buffer::zeroed(run.buffer_bytes());
             let jobs = run.jobs(&ring.trunk.files, buffer.bytes_mut());
             read_all(&ring.threads, jobs).map_err(|source| {
-                EngineError::source("trunk", StreamError::Layer { layer, source })
+                EngineError::source("trunk", StreamError::at(format!("layer {layer}"), source))
             })?;
             let weights = self.bind(layer, Slot::owned(buffer))?;
             self.pinned[layer] = Some(weights);

@@ -16,6 +16,7 @@ pub mod recorder;
 pub mod runs;
 pub mod vocabulary;
 
+use error::NOT_IN_RUN;
 pub use error::StreamError;
 pub use experts::{ExpertCache, ExpertStore};
 pub use layers::{StreamedLayers, Trunk};

@@ -24,7 +24,7 @@ use k3_checkpoint::BindError;
 use k3_checkpoint::config::ConfigError;
 use k3_checkpoint::identity::{Identity, identity};
 use k3_checkpoint::plan::visit_layer;
-use k3_checkpoint::{Binding, Checkpoint, CheckpointError, ReadError};
+use k3_checkpoint::{Binding, Checkpoint, CheckpointError, Malformed, Problem, ReadError};
 use k3_core::config::RawConfig;
 use k3_core::host::interrupt::Interrupt;
 
@@ -48,17 +48,8 @@ pub enum ModelError {
     #[error(transparent)]
     Bind(#[from] BindError),
     /// Tensors of the layers asked for are missing.
-    #[error("{}: layer {layer}: {count} tensor(s) missing: {}", path.display(), names.join(", "))]
-    MissingInLayer {
-        /// The checkpoint.
-        path: PathBuf,
-        /// The layer.
-        layer: usize,
-        /// How many.
-        count: u64,
-        /// Some of them.
-        names: Vec<String>,
-    },
+    #[error(transparent)]
+    Missing(Malformed),
     /// More layers than there are, or none.
     #[error("layers {asked}: the model has {layers}, expected 1 to {layers}")]
     Layers {
@@ -296,12 +287,10 @@ fn bind_prefix(
     for layer in 0..layers {
         let count = binding.missing_in_layer(layer);
         if count > 0 {
-            return Err(ModelError::MissingInLayer {
-                path: checkpoint.folder().to_owned(),
-                layer,
-                count,
-                names: binding.missing_names(layer).to_vec(),
-            });
+            let names = binding.missing_names(layer).join(", ");
+            let what = format!("{count} tensor(s) missing: {names}");
+            let problem = Problem::new(format!("layer {layer}"), what);
+            return Err(ModelError::Missing(problem.in_file(checkpoint.folder())));
         }
     }
     Ok(binding)

@@ -30,7 +30,7 @@ use super::blocks::BLOCK_BYTES;
 use super::model::trunk_run;
 use super::runs::{Placed, Run, Stretch};
 use k3_checkpoint::identity::{Identity, identity};
-use k3_checkpoint::{Binding, Checkpoint, Dtype};
+use k3_checkpoint::{Binding, Checkpoint, Dtype, Problem};
 use k3_core::hex;
 use k3_core::host::files::replace_file_by;
 
@@ -111,7 +111,7 @@ pub struct Packed {
 }
 
 fn io_error(path: &Path, reason: io::Error) -> PackError {
-    PackError::Io { path: path.to_owned(), reason }
+    Problem::whole(reason).in_file(path).into()
 }
 
 /// Who is told how far a pack is, and says whether to go on.
@@ -150,11 +150,8 @@ pub fn pack(
         let offset = manifest.layers[layer].offset;
         let copied = copy(checkpoint, run, (&file, &part), offset, &mut report)?;
         let ControlFlow::Continue(hash) = copied else {
-            return Err(PackError::Interrupted {
-                done_layers: layer,
-                layers: runs.len(),
-                verifying: false,
-            });
+            let what = format!("{layer} of {} layers are packed", runs.len());
+            return Err(PackError::Interrupted(what));
         };
         manifest.layers[layer].sha256 = hash;
         file.sync_data().map_err(|reason| io_error(&part, reason))?;
@@ -181,12 +178,13 @@ fn contiguous_runs(checkpoint: &Checkpoint, binding: &Binding) -> Result<Vec<Run
             if run.stretches.len() == 1 {
                 return Ok(run);
             }
-            Err(PackError::Scattered {
-                layer,
-                tensors: run.tensors.len(),
-                bytes: run.tensor_bytes(),
-                pieces: run.stretches.len(),
-            })
+            let what = format!(
+                "its {} tensors ({} bytes) lie in {} pieces, expected 1",
+                run.tensors.len(),
+                run.tensor_bytes(),
+                run.stretches.len()
+            );
+            Err(Problem::new(format!("layer {layer}"), what).in_file(checkpoint.folder()).into())
         })
         .collect()
 }
@@ -310,11 +308,8 @@ fn verify(
             let told = progress(Progress { stage: Stage::Verify, done_bytes, total_bytes });
             if told.is_break() {
                 let layers = manifest.layers.len();
-                return Err(PackError::Interrupted {
-                    done_layers: layers,
-                    layers,
-                    verifying: true,
-                });
+                let what = format!("{layers} of {layers} layers are packed, not verified");
+                return Err(PackError::Interrupted(what));
             }
         }
         let found = hex(hash.finalize());
@@ -322,12 +317,9 @@ fn verify(
             // The manifest of the part vouches for something that is not there.
             let folder = path.parent().unwrap_or(Path::new("."));
             let _ = fs::remove_file(folder.join(PART_MANIFEST));
-            return Err(PackError::Damaged {
-                path: path.to_owned(),
-                layer: layer.layer,
-                expected: layer.sha256.clone(),
-                found,
-            });
+            let what = format!("sha256 {found}, expected {}", layer.sha256);
+            let problem = Problem::new(format!("layer {}", layer.layer), what);
+            return Err(problem.in_file(path).into());
         }
     }
     Ok(())
@@ -371,7 +363,7 @@ impl Pack {
     /// Opens a pack and checks its manifest against its data.
     ///
     /// # Errors
-    /// [`PackError::Io`], [`PackError::Manifest`].
+    /// [`PackError::File`].
     pub fn open(folder: &Path) -> Result<Self, PackError> {
         let path = folder.join(MANIFEST);
         let file = File::open(&path).map_err(|reason| io_error(&path, reason))?;
@@ -379,14 +371,14 @@ impl Pack {
         file.take(MAX_MANIFEST_BYTES)
             .read_to_end(&mut text)
             .map_err(|reason| io_error(&path, reason))?;
-        let wrong = |reason: String| PackError::Manifest { path: path.clone(), reason };
+        let wrong = |reason: String| Problem::whole(reason).in_file(&path);
         let manifest: Manifest =
             serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
         if manifest.schema != SCHEMA {
-            return Err(wrong(format!("schema {:?}, expected {SCHEMA:?}", manifest.schema)));
+            return Err(wrong(format!("schema {:?}, expected {SCHEMA:?}", manifest.schema)).into());
         }
         if Path::new(&manifest.data).file_name() != Some(manifest.data.as_ref()) {
-            return Err(wrong(format!("data {:?} is no file name", manifest.data)));
+            return Err(wrong(format!("data {:?} is no file name", manifest.data)).into());
         }
         let data = folder.join(&manifest.data);
         let metadata = fs::metadata(&data).map_err(|reason| io_error(&data, reason))?;
@@ -410,21 +402,19 @@ impl Pack {
     /// The runs of the first `layers` layers, if this is a pack of that checkpoint.
     ///
     /// # Errors
-    /// [`PackError::OtherCheckpoint`], [`PackError::Manifest`].
+    /// [`PackError::OtherCheckpoint`], [`PackError::File`].
     pub fn runs_for(&self, checkpoint: &Checkpoint, layers: usize) -> Result<Vec<Run>, PackError> {
         let path = self.folder.join(MANIFEST);
         let expected = identity(checkpoint)?.to_string();
         if expected != self.manifest.identity {
-            return Err(PackError::OtherCheckpoint {
-                path,
-                expected,
-                found: self.manifest.identity.clone(),
-            });
+            let found = &self.manifest.identity;
+            let what = format!("made from checkpoint {found}, this is {expected}");
+            return Err(PackError::OtherCheckpoint(Problem::whole(what).in_file(&path)));
         }
         let packed = self.manifest.layers.len();
         if packed < layers {
-            let reason = format!("{packed} layers, expected {layers}");
-            return Err(PackError::Manifest { path, reason });
+            let what = format!("{packed} layers, expected {layers}");
+            return Err(Problem::whole(what).in_file(&path).into());
         }
         Ok(self.manifest.layers[..layers].iter().map(run).collect())
     }

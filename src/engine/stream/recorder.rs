@@ -37,13 +37,12 @@ impl Recorder {
         header: &Header,
     ) -> Result<Self, StreamError> {
         let writer = TraceWriter::create(BufWriter::new(sink), header);
-        let writer =
-            writer.map_err(|source| StreamError::Trace { path: path.to_owned(), source })?;
+        let writer = writer.map_err(|reason| cannot_write(path, &reason))?;
         Ok(Self { path: path.to_owned(), writer, sizes: header.shape, layer: None })
     }
 
     fn written(&self, result: std::io::Result<()>) -> Result<(), StreamError> {
-        result.map_err(|source| StreamError::Trace { path: self.path.clone(), source })
+        result.map_err(|reason| cannot_write(&self.path, &reason))
     }
 
     /// A forward pass begins.
@@ -96,9 +95,11 @@ impl Recorder {
     /// # Errors
     /// The trace cannot be written.
     pub fn finish(self) -> Result<(), StreamError> {
-        let path = self.path;
-        let failed = |source| StreamError::Trace { path, source };
-        let mut sink = self.writer.finish().map_err(failed.clone())?;
-        sink.flush().map_err(failed)
+        let finished = self.writer.finish().and_then(|mut sink| sink.flush());
+        finished.map_err(|reason| cannot_write(&self.path, &reason))
     }
+}
+
+fn cannot_write(path: &Path, reason: &std::io::Error) -> StreamError {
+    StreamError::at(path.display().to_string(), format!("cannot write: {reason}"))
 }

@@ -8,7 +8,7 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::StreamError;
+use super::NOT_IN_RUN;
 use super::blocks::{BLOCK_BYTES, Slot, whole_blocks};
 use super::read::{BlockFile, ReadJob};
 use crate::kernels::matrix::SharedBytes;
@@ -168,13 +168,12 @@ impl WeightSource for RunSource<'_> {
     fn tensor(&self, spec: &TensorSpec) -> Result<SharedBytes, EngineError> {
         let found = self.run.tensors.iter().find(|tensor| tensor.name == spec.name);
         let Some(tensor) = found else {
-            return Err(EngineError::source(&spec.name, StreamError::NotInRun));
+            return Err(EngineError::source(&spec.name, NOT_IN_RUN));
         };
         if (tensor.dtype, &tensor.shape) != (spec.dtype, &spec.shape) {
             let expected = format!("{} {:?}", spec.dtype.name(), spec.shape);
             let got = format!("{} {:?}", tensor.dtype.name(), tensor.shape);
-            let unfit = StreamError::Unfit { expected, got };
-            return Err(EngineError::source(&spec.name, unfit));
+            return Err(EngineError::source(&spec.name, format!("expected {expected}, got {got}")));
         }
         let owner: Arc<dyn AsRef<[u8]> + Send + Sync> = Arc::clone(&self.slot) as _;
         Ok(SharedBytes::new(owner, tensor.range.clone()))

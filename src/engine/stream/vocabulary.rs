@@ -6,10 +6,10 @@
 use std::ops::Range;
 use std::sync::Arc;
 
-use super::StreamError;
 use super::blocks::{BLOCK_BYTES, Pool, Slot, whole_blocks};
 use super::read::{BlockFile, read_all};
 use super::runs::{Run, Stretch};
+use super::{NOT_IN_RUN, StreamError};
 use crate::kernels::matrix::{Matrix, MatrixRef, SharedBytes};
 use crate::kernels::rows::Row;
 use crate::kernels::threads::Threads;
@@ -66,13 +66,13 @@ impl StreamedVocabulary {
         let rows = chunk_rows(shape);
         let table = |role: Role, rows: usize| {
             let spec = TensorSpec::of(shape, role, 0, 0);
-            let missing = || EngineError::source(&spec.name, StreamError::NotInRun);
+            let missing = || EngineError::source(&spec.name, NOT_IN_RUN);
             let info = checkpoint.tensor(&spec.name).ok_or_else(missing)?;
             if (info.dtype, info.shape) != (spec.dtype, &spec.shape) {
                 let expected = format!("{} {:?}", spec.dtype.name(), spec.shape);
                 let got = format!("{} {:?}", info.dtype.name(), info.shape);
-                let unfit = StreamError::Unfit { expected, got };
-                return Err(EngineError::source(&spec.name, unfit));
+                let what = format!("expected {expected}, got {got}");
+                return Err(EngineError::source(&spec.name, what));
             }
             let pool = Pool::new(1, rows * 2 * shape.hidden + BLOCK_BYTES);
             Ok(Table { file: info.shard, offset: info.offset, pool })
@@ -108,10 +108,8 @@ impl StreamedVocabulary {
         let lead = run.stretches[0].lead();
         let bytes = SharedBytes::new(slot, lead..lead + rows.len() * row_bytes);
         // The lengths agree by the lines above.
-        Matrix::bf16(rows.len(), self.hidden, bytes).map_err(|error| StreamError::Unfit {
-            expected: "rows of the vocabulary".to_owned(),
-            got: error.to_string(),
-        })
+        Matrix::bf16(rows.len(), self.hidden, bytes)
+            .map_err(|error| StreamError::at("rows of the vocabulary", error))
     }
 }
 

@@ -102,7 +102,8 @@ pub fn is_ours(bytes: &[u8]) -> Result<bool, TraceError> {
         return Ok(true);
     }
     if bytes.starts_with(&MAGIC[..4]) {
-        return Err(TraceError::MagicMangled);
+        let what = "the magic of a k3-verify trace is damaged: line ends were converted on the way";
+        return Err(TraceError::whole(what));
     }
     Ok(false)
 }

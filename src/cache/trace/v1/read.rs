@@ -1,6 +1,8 @@
 //! The strict reader of trace v1: every byte is accounted for, everything is held against the
 //! header's shape, and what contains what (step, chunk, demand) is checked.
 
+use std::fmt::Display;
+
 use sha2::{Digest, Sha256};
 
 use super::super::{Chunk, Decision, Demand, Outcome, Phase, Prefetch, Step, Trace, TraceError};
@@ -26,7 +28,8 @@ pub fn read(bytes: &[u8]) -> Result<Trace, TraceError> {
         if kind == KIND_END {
             check_end(&reader, &words, &bytes[..at])?;
             if next != bytes.len() {
-                return Err(TraceError::BytesAfterEnd { bytes: bytes.len() - next });
+                let left = bytes.len() - next;
+                return Err(TraceError::whole(format!("{left} bytes follow the end record")));
             }
             break;
         }
@@ -50,21 +53,24 @@ fn long_at(bytes: &[u8], at: usize) -> u64 {
     u64::from(word_at(bytes, at)) | u64::from(word_at(bytes, at + 4)) << 32
 }
 
+fn bad_field(field: &str, value: impl Into<u64>, allowed: &str) -> TraceError {
+    let value = value.into();
+    TraceError::Malformed(format!("header field {field} is {value}, allowed is {allowed}"))
+}
+
 fn read_header(bytes: &[u8]) -> Result<Header, TraceError> {
     if bytes.len() < HEADER_BYTES {
-        return Err(TraceError::HeaderCut { bytes: bytes.len(), expected: HEADER_BYTES });
+        let what = format!("the header is cut: {} bytes, {HEADER_BYTES} expected", bytes.len());
+        return Err(TraceError::Malformed(what));
     }
     let version = word_at(bytes, 8);
     if version != VERSION {
-        return Err(TraceError::UnsupportedVersion { version, known: VERSION });
+        let what =
+            format!("trace version {version} is not known (this program reads version {VERSION})");
+        return Err(TraceError::Malformed(what));
     }
-    let field = |field, value: u32, allowed| TraceError::HeaderField {
-        field,
-        value: u64::from(value),
-        allowed,
-    };
     if word_at(bytes, 12) != HEADER_BYTES as u32 {
-        return Err(field("header_bytes", word_at(bytes, 12), "128"));
+        return Err(bad_field("header_bytes", word_at(bytes, 12), "128"));
     }
     let shape = ModelShape {
         layer_count: word_at(bytes, 16),
@@ -74,23 +80,23 @@ fn read_header(bytes: &[u8]) -> Result<Header, TraceError> {
         expert_bytes: long_at(bytes, 32),
     };
     if let Some((field, value, allowed)) = shape.first_bad_field() {
-        return Err(TraceError::HeaderField { field, value, allowed });
+        return Err(bad_field(field, value, allowed));
     }
     let requests = match word_at(bytes, 92) {
         0 => None,
         1 => Some(Requests::Single),
         2 => Some(Requests::Batch),
         3 => Some(Requests::Union),
-        other => return Err(field("requests", other, "0 to 3")),
+        other => return Err(bad_field("requests", other, "0 to 3")),
     };
     let reserve = match word_at(bytes, 96) {
         0 => None,
         1 => Some(Reserve::Late),
         2 => Some(Reserve::Early),
-        other => return Err(field("reserve", other, "0 to 2")),
+        other => return Err(bad_field("reserve", other, "0 to 2")),
     };
     if word_at(bytes, 100) != 0 {
-        return Err(field("reserved", word_at(bytes, 100), "0"));
+        return Err(bad_field("reserved", word_at(bytes, 100), "0"));
     }
     let mut checkpoint_identity = [0; 32];
     checkpoint_identity.copy_from_slice(&bytes[56..88]);
@@ -112,7 +118,7 @@ fn read_policy(bytes: &[u8]) -> Result<String, TraceError> {
     let (name, padding) = bytes.split_at(length);
     let plain = name.iter().all(|&byte| byte.is_ascii_alphanumeric() || byte == b'-');
     if !plain || padding.iter().any(|&byte| byte != 0) {
-        return Err(TraceError::HeaderPolicy);
+        return Err(TraceError::whole("header field policy is no ASCII name padded with zeros"));
     }
     Ok(name.iter().map(|&byte| char::from(byte)).collect())
 }
@@ -145,15 +151,21 @@ impl Reader {
         let record = self.record;
         let left = bytes.len() - at;
         if left == 0 {
-            return Err(TraceError::NoEndRecord { record });
+            let what =
+                format!("the trace is cut after {record} records: the end record is missing");
+            return Err(TraceError::Cut(what));
         }
+        let cut = |needed| {
+            let what = format!("it needs {needed} bytes, {left} are left");
+            TraceError::Cut(format!("record {record} is cut: {what}"))
+        };
         if left < 8 {
-            return Err(TraceError::CutRecord { record, needed: 8, left });
+            return Err(cut(8));
         }
         let words = word_at(bytes, at + 4) as usize;
         let needed = 8 + 4 * words;
         if left < needed {
-            return Err(TraceError::CutRecord { record, needed, left });
+            return Err(cut(needed));
         }
         let values = (0..words).map(|word| word_at(bytes, at + 8 + 4 * word)).collect();
         Ok((word_at(bytes, at), values, at + needed))
@@ -166,33 +178,37 @@ impl Reader {
             KIND_DEMAND => self.take_demand(words),
             KIND_PREFETCH => self.take_prefetch(words),
             KIND_DECISION => self.take_decision(words),
-            _ => Err(TraceError::UnknownRecord { record: self.record, kind }),
+            _ => Err(self.wrong(format!("kind {kind} does not exist"))),
         }
     }
 
-    fn wrong_length(
-        &self,
-        kind: &'static str,
-        words: &[u32],
-        expected: &'static str,
-    ) -> TraceError {
-        TraceError::RecordLength { record: self.record, kind, words: words.len() as u32, expected }
+    fn wrong(&self, what: impl Display) -> TraceError {
+        TraceError::in_record(self.record, what)
+    }
+
+    fn positions(&self, first: u32, count: u32, outer: &str) -> TraceError {
+        self.wrong(format!("positions {first}+{count} lie outside {outer}"))
+    }
+
+    fn wrong_length(&self, kind: &str, words: &[u32], expected: &str) -> TraceError {
+        let (record, words) = (self.record, words.len());
+        TraceError::Malformed(format!(
+            "record {record} ({kind}): {words} words, expected {expected}"
+        ))
     }
 
     fn take_step(&mut self, words: &[u32]) -> Result<(), TraceError> {
         let &[phase, first, count] = words else {
             return Err(self.wrong_length("step", words, "3"));
         };
-        let record = self.record;
         let phase = match phase {
             1 => Phase::Prefill,
             2 => Phase::Decode,
             3 => Phase::Recompute,
-            _ => return Err(TraceError::UnknownPhase { record, phase }),
+            _ => return Err(self.wrong(format!("phase {phase} does not exist"))),
         };
         if count == 0 || u64::from(first) + u64::from(count) > u64::from(MAX_POSITIONS) {
-            let outer = "a sequence of 1 to 2^28";
-            return Err(TraceError::PositionsOutside { record, first, count, outer });
+            return Err(self.positions(first, count, "a sequence of 1 to 2^28"));
         }
         self.trace.steps.push(Step { phase, first_position: first, position_count: count });
         Ok(())
@@ -202,17 +218,15 @@ impl Reader {
         let &[first, count] = words else {
             return Err(self.wrong_length("chunk", words, "2"));
         };
-        let record = self.record;
         let Some(step) = self.trace.steps.last() else {
-            return Err(TraceError::OutsideOf { record, kind: "chunk", outer: "step" });
+            return Err(self.wrong("a chunk before any step"));
         };
         let step_end = step.first_position + step.position_count;
         let inside = first >= step.first_position
             && count > 0
             && u64::from(first) + u64::from(count) <= u64::from(step_end);
         if !inside {
-            let outer = "their step";
-            return Err(TraceError::PositionsOutside { record, first, count, outer });
+            return Err(self.positions(first, count, "their step"));
         }
         let step = self.trace.steps.len() as u32 - 1;
         self.trace.chunks.push(Chunk { step, first_position: first, position_count: count });
@@ -220,22 +234,21 @@ impl Reader {
     }
 
     fn take_demand(&mut self, words: &[u32]) -> Result<(), TraceError> {
-        let record = self.record;
         if words.len() < 3 || words.len() - 2 > self.shape.top_k as usize {
             return Err(self.wrong_length("demand", words, "3 to 2 + top-k"));
         }
         let (layer, position, experts) = (words[0], words[1], &words[2..]);
         let Some(chunk) = self.current_chunk() else {
-            return Err(TraceError::OutsideOf { record, kind: "demand", outer: "chunk" });
+            return Err(self.wrong("a demand before any chunk"));
         };
         if !(chunk.first_position..chunk.first_position + chunk.position_count).contains(&position)
         {
-            let outer = "their chunk";
-            return Err(TraceError::PositionsOutside { record, first: position, count: 1, outer });
+            return Err(self.positions(position, 1, "their chunk"));
         }
         let indices = self.indices(layer, experts)?;
         if let Some(twice) = (1..experts.len()).find(|&i| experts[..i].contains(&experts[i])) {
-            return Err(TraceError::ExpertTwice { record, layer, expert: experts[twice] });
+            let what = format!("expert {} of layer {layer} twice in one demand", experts[twice]);
+            return Err(self.wrong(what));
         }
         let (first, count) = (self.trace.requests.len() as u32, experts.len() as u32);
         let chunk = self.trace.chunks.len() as u32 - 1;
@@ -248,9 +261,8 @@ impl Reader {
         if words.len() < 2 || words.len() - 1 > self.shape.experts_per_layer as usize {
             return Err(self.wrong_length("prefetch", words, "2 to 1 + experts per layer"));
         }
-        let record = self.record;
         if self.current_chunk().is_none() {
-            return Err(TraceError::OutsideOf { record, kind: "prefetch", outer: "chunk" });
+            return Err(self.wrong("a prefetch before any chunk"));
         }
         let experts = self.indices(words[0], &words[1..])?;
         let before_demand = self.trace.demands.len() as u32;
@@ -269,7 +281,8 @@ impl Reader {
             1 if none => Outcome::Loaded,
             2 => Outcome::LoadedOver(self.indices(victim_layer, &[victim_expert])?[0]),
             _ => {
-                return Err(TraceError::UnknownOutcome { record: self.record, outcome });
+                let what = format!("outcome {outcome} does not exist or its victim is wrong");
+                return Err(self.wrong(what));
             }
         };
         self.trace.decisions.push(Decision { expert, outcome });
@@ -288,13 +301,18 @@ impl Reader {
         let (first, count) = (self.shape.first_moe_layer, self.shape.experts_per_layer);
         if !(first..self.shape.layer_count).contains(&layer) {
             let last = self.shape.layer_count - 1;
-            return Err(TraceError::LayerOutOfRange { record, layer, first, last });
+            return Err(TraceError::layer_out_of_range(record, layer, first, last));
         }
         if let Some(&expert) = experts.iter().find(|&&expert| expert >= count) {
-            return Err(TraceError::ExpertOutOfRange { record, expert, count });
+            return Err(TraceError::expert_out_of_range(record, expert, count));
         }
         Ok(experts.iter().map(|expert| layer * count + expert).collect())
     }
+}
+
+fn miscounted(what: &str, counted: u64, found: u64) -> TraceError {
+    let what = format!("the end record counts {counted} {what}, the file holds {found}");
+    TraceError::Malformed(what)
 }
 
 /// Counts and checksum of the end record.
@@ -309,12 +327,14 @@ fn check_end(reader: &Reader, words: &[u32], before: &[u8]) -> Result<(), TraceE
     ];
     for (what, counted, found) in counts {
         if counted != found {
-            return Err(TraceError::EndCounts { what, counted, found });
+            return Err(miscounted(what, counted, found));
         }
     }
     let digest: Vec<u8> = words[4..].iter().flat_map(|word| word.to_le_bytes()).collect();
     if digest[..] != Sha256::digest(before)[..] {
-        return Err(TraceError::Checksum);
+        return Err(TraceError::whole(
+            "the checksum does not fit: the trace was changed after it was written",
+        ));
     }
     Ok(())
 }
@@ -329,14 +349,13 @@ fn check_decisions(trace: &Trace) -> Result<(), TraceError> {
     let asked = trace.decisions.iter().map(|decision| decision.expert);
     let differs = asked.zip(&trace.requests).position(|(asked, &request)| asked != request);
     if let Some(decision) = differs {
-        return Err(TraceError::DecisionNotRequested { decision });
+        return Err(TraceError::Malformed(format!(
+            "decision {decision} is about another expert than the request it belongs to"
+        )));
     }
     if trace.decisions.len() != trace.requests.len() {
-        return Err(TraceError::EndCounts {
-            what: "decisions",
-            counted: trace.decisions.len() as u64,
-            found: trace.requests.len() as u64,
-        });
+        let (counted, found) = (trace.decisions.len() as u64, trace.requests.len() as u64);
+        return Err(miscounted("decisions", counted, found));
     }
     Ok(())
 }
