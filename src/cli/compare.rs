@@ -7,8 +7,8 @@ use std::time::Instant;
 use clap::Args;
 use serde::Serialize;
 
-use super::basis::{Basis, BasisArgs};
 use super::output::{self, CommandError, OutputArgs, bad_input};
+use super::tolerance::{ToleranceArgs, ToleranceChoice};
 use k3_core::Precision;
 use k3_core::exit::Exit;
 use k3_core::host::provenance::{Provenance, default_threads};
@@ -34,7 +34,7 @@ pub struct CompareArgs {
     #[arg(long, value_name = "GLOB")]
     stages: Option<String>,
     #[command(flatten)]
-    basis: BasisArgs,
+    tolerance: ToleranceArgs,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -144,9 +144,9 @@ fn pair(
 ) -> Result<Pair, CommandError> {
     let exact = stored(expected) == Precision::F64;
     let basis = if decides {
-        args.basis.decide(exact, &expected.metadata, stored(got), ids)?
+        args.tolerance.decide(exact, &expected.metadata, stored(got), ids)?
     } else {
-        Basis::Bits
+        ToleranceChoice::Bits
     };
     let pattern = args.stages.as_deref().map(Glob::new);
     let wanted = |name: &str| pattern.as_ref().is_none_or(|glob| glob.matches(name));

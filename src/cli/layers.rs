@@ -27,7 +27,7 @@ use k3_gates::glob::Glob;
 use k3_gates::layers::journal;
 use k3_gates::layers::journal::{Header, Journal};
 use k3_gates::layers::judge::Judge;
-use k3_gates::layers::parts::places;
+use k3_gates::layers::merge::places;
 use k3_gates::layers::range::LayerRange;
 use k3_gates::layers::ratchet::Recorded;
 use k3_gates::layers::run::{Chain, Input, Run, RunError, Step, Subject, steps};

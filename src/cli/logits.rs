@@ -6,8 +6,8 @@ use std::time::Instant;
 use clap::Args;
 use serde::Serialize;
 
-use super::basis::BasisArgs;
 use super::output::{self, CommandError, OutputArgs, bad_input};
+use super::tolerance::ToleranceArgs;
 use k3_core::Precision;
 use k3_core::exit::Exit;
 use k3_core::host::provenance::{Provenance, default_threads};
@@ -25,7 +25,7 @@ pub struct LogitsArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     vocabulary: Option<u32>,
     #[command(flatten)]
-    basis: BasisArgs,
+    tolerance: ToleranceArgs,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -84,7 +84,7 @@ pub fn run(args: &LogitsArgs) -> Result<Exit, CommandError> {
     }
     let exact = b.stored == Precision::F64;
     let ids = a.prompt_ids.as_deref().or(b.prompt_ids.as_deref());
-    let basis = args.basis.decide(exact, &b.header, a.stored, ids)?;
+    let basis = args.tolerance.decide(exact, &b.header, a.stored, ids)?;
     let tolerance = basis.tolerance("logits", &b.values);
     let comparison = compare_logits(&a.values, &b.values, vocabulary, &tolerance);
     let exit = if comparison.passed { Exit::Conforms } else { Exit::Disagrees };

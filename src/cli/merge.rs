@@ -7,7 +7,7 @@ use clap::Args;
 use super::layers::deliver;
 use super::output::{self, CommandError, OutputArgs, bad_input};
 use k3_core::exit::Exit;
-use k3_gates::layers::parts::merge;
+use k3_gates::layers::merge::merge;
 use k3_gates::report::layers::{LayersReport, SCHEMA};
 
 /// Joins the reports of all parts of one `layers --part i/N` run.

@@ -1,7 +1,6 @@
 //! The command line: one file per subcommand. What was typed becomes a checked plan, the plan is
 //! run, the result is reported; below this module nothing is unvalidated.
 
-mod basis;
 mod bench;
 mod check;
 mod choice;
@@ -27,6 +26,7 @@ mod synth;
 mod text_input;
 mod threads;
 mod tokenize;
+mod tolerance;
 
 use std::io::Write as _;
 

@@ -19,7 +19,7 @@ use std::time::Instant;
 
 use super::StreamError;
 use super::blocks::{Pool, Slot};
-use super::habits::Habits;
+use super::fault_hooks::FaultHooks;
 use super::read::{BlockFile, read_all};
 use super::recorder::Recorder;
 use super::runs::{Run, RunSource};
@@ -70,7 +70,7 @@ pub struct ExpertCache {
     store: ExpertStore,
     threads: Threads,
     pool: Arc<Pool>,
-    habits: Arc<dyn Habits>,
+    hooks: Arc<dyn FaultHooks>,
     state: Mutex<CacheState>,
 }
 
@@ -143,7 +143,7 @@ impl ExpertCache {
     pub fn open(
         shape: Shape,
         store: ExpertStore,
-        habits: Arc<dyn Habits>,
+        hooks: Arc<dyn FaultHooks>,
     ) -> Result<Self, EngineError> {
         // A stack of dense layers alone asks for none; the table wants one.
         let (sizes, slots) = (sizes(&shape), store.slots.max(1));
@@ -163,7 +163,7 @@ impl ExpertCache {
             sizes,
             threads: Threads::new(store.io_threads)?,
             pool: Pool::new(slots, store.slot_bytes),
-            habits,
+            hooks,
             state: Mutex::new(state),
             store,
         })
@@ -283,7 +283,7 @@ impl ExpertCache {
         }
         let mut jobs = Vec::new();
         for (one, buffer) in missing.iter().zip(&mut buffers) {
-            if self.habits.reads_expert(state.reads) {
+            if self.hooks.reads_expert(state.reads) {
                 jobs.extend(one.run.jobs(&self.store.files, buffer.bytes_mut()));
             }
             state.reads += 1;
@@ -303,7 +303,7 @@ impl ExpertCache {
             let expert = Expert::load(&self.shape, &source, layer, one.expert);
             experts.push(Arc::new(expert?));
         }
-        self.habits.publish(&mut experts);
+        self.hooks.publish(&mut experts);
         for (one, expert) in missing.iter().zip(experts) {
             state.resident[one.slot] = Some(expert);
         }

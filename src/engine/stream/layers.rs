@@ -12,7 +12,7 @@ use std::time::Instant;
 
 use super::StreamError;
 use super::blocks::{Buffer, Pool, Slot};
-use super::habits::Habits;
+use super::fault_hooks::FaultHooks;
 use super::read::{BlockFile, read_all};
 use super::runs::{Run, RunSource};
 use crate::kernels::threads::Threads;
@@ -90,7 +90,7 @@ struct Ring {
     streamed: Vec<usize>,
     pool: Arc<Pool>,
     threads: Threads,
-    habits: Arc<dyn Habits>,
+    hooks: Arc<dyn FaultHooks>,
     state: Mutex<RingState>,
     changed: Condvar,
     read_bytes: AtomicU64,
@@ -137,7 +137,7 @@ impl Ring {
             let jobs = self.trunk.runs[layer].jobs(&self.trunk.files, bytes);
             read_all(&self.threads, jobs).map_err(|source| StreamError::Layer { layer, source })
         };
-        let filled = self.habits.fill_layer(place, buffer.bytes_mut(), &mut fill);
+        let filled = self.hooks.fill_layer(place, buffer.bytes_mut(), &mut fill);
         let layer = self.streamed[place];
         let bytes = self.trunk.runs[layer].tensor_bytes();
         self.read_bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -212,7 +212,11 @@ impl StreamedLayers {
     ///
     /// # Errors
     /// A pinned layer that cannot be read or bound; no thread; [`EngineError::Interrupted`].
-    pub fn open(shape: Shape, trunk: Trunk, habits: Arc<dyn Habits>) -> Result<Self, EngineError> {
+    pub fn open(
+        shape: Shape,
+        trunk: Trunk,
+        hooks: Arc<dyn FaultHooks>,
+    ) -> Result<Self, EngineError> {
         let threads = Threads::new(trunk.io_threads)?;
         let streamed = trunk.streamed();
         let largest = streamed.iter().map(|&layer| trunk.runs[layer].buffer_bytes()).max();
@@ -223,7 +227,7 @@ impl StreamedLayers {
             streamed,
             pool,
             threads,
-            habits,
+            hooks,
             state: Mutex::new(RingState::default()),
             changed: Condvar::new(),
             read_bytes: AtomicU64::new(0),

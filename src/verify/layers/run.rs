@@ -4,9 +4,9 @@ use std::sync::Arc;
 
 use thiserror::Error;
 
-use super::again;
 use super::input::{in_f32, synthetic};
 use super::judge::Judge;
+use super::repeat;
 use super::sources::absent_of;
 use super::subject::{DumpSubject, EngineSubject, complete};
 use crate::report::layers::LayerRow;
@@ -104,7 +104,7 @@ pub enum RunError {
     Engine(#[from] EngineError),
     /// What computes a layer again cannot, where the engine could.
     #[error("computing again: {0}")]
-    Again(EngineError),
+    Repeat(EngineError),
     /// The reference cannot.
     #[error("reference: {0}")]
     Reference(#[from] ReferenceError),
@@ -324,12 +324,16 @@ fn absent(checkpoint: &Checkpoint, shape: &ModelShape, layer: Option<usize>) -> 
 type OtherStages = Option<Result<StageDump, EngineError>>;
 
 /// Holds a row to the bits of the other computation, if there is one.
-fn hold(row: &mut LayerRow, dump: &StageDump, again: OtherStages) -> Result<(), RunError> {
+fn compare_repeated(
+    row: &mut LayerRow,
+    dump: &StageDump,
+    again: OtherStages,
+) -> Result<(), RunError> {
     match again {
         None => {}
-        Some(Ok(again)) => again::judge(row, dump, &again),
-        Some(Err(error)) if again::is_disagreement(&error) => again::fail(row, &error),
-        Some(Err(error)) => return Err(RunError::Again(error)),
+        Some(Ok(again)) => repeat::judge(row, dump, &again),
+        Some(Err(error)) if repeat::is_disagreement(&error) => repeat::fail(row, &error),
+        Some(Err(error)) => return Err(RunError::Repeat(error)),
     }
     Ok(())
 }

@@ -13,7 +13,7 @@ use std::path::Path;
 use serde::Serialize;
 use thiserror::Error;
 
-use crate::layers::parts::places;
+use crate::layers::merge::places;
 use crate::report::layers::Part;
 use k3_checkpoint::index::{INDEX_FILE, ShardIndex};
 use k3_checkpoint::plan::{visit_layer, visit_model};

@@ -23,7 +23,7 @@ use k3_gates::noise_floor::{FACTOR, NoiseFloor, ShippedFloors, carried_floors};
 
 /// The options.
 #[derive(Debug, Clone, Args)]
-pub struct BasisArgs {
+pub struct ToleranceArgs {
     /// Largest absolute difference that conforms
     #[arg(long, value_name = "X", value_parser = parse_budget, conflicts_with = "precision")]
     pub budget: Option<f64>,
@@ -46,7 +46,7 @@ fn parse_budget(text: &str) -> Result<f64, String> {
 
 /// What was decided.
 #[derive(Debug)]
-pub enum Basis {
+pub enum ToleranceChoice {
     /// Nothing was said.
     Bits,
     /// `--budget`.
@@ -78,7 +78,7 @@ pub enum Basis {
     },
 }
 
-impl BasisArgs {
+impl ToleranceArgs {
     /// Decides. `exact` says whether the expected side is stored in f64, `header` is what that
     /// side's file says of itself, `stored` is how the subject's values are stored, `ids` what the
     /// files were made from.
@@ -88,25 +88,25 @@ impl BasisArgs {
         header: &BTreeMap<String, String>,
         stored: Precision,
         ids: Option<&[u32]>,
-    ) -> Result<Basis, CommandError> {
+    ) -> Result<ToleranceChoice, CommandError> {
         if let Some(tolerance) = self.budget {
-            return Ok(Basis::Absolute(tolerance));
+            return Ok(ToleranceChoice::Absolute(tolerance));
         }
         let (precision, because) = match (self.precision, exact) {
             (Some(precision), _) => (precision, "given"),
-            (None, true) if stored == Precision::F64 => return Ok(Basis::Double),
+            (None, true) if stored == Precision::F64 => return Ok(ToleranceChoice::Double),
             (None, true) => (stored, "as the subject's file is stored"),
-            (None, false) => return Ok(Basis::Bits),
+            (None, false) => return Ok(ToleranceChoice::Bits),
         };
         if let Some(folder) = &self.model {
             let floor = Box::new(measure(folder, ids, precision)?);
-            return Ok(Basis::Measured { floor, because });
+            return Ok(ToleranceChoice::Measured { floor, because });
         }
         if let Some(floors) = carried_floors(header, precision).filter(|_| exact) {
-            return Ok(Basis::Carried { precision, floors, because });
+            return Ok(ToleranceChoice::Carried { precision, floors, because });
         }
         let floors = ShippedFloors::measure(precision)?;
-        Ok(Basis::Assumed { floors, because })
+        Ok(ToleranceChoice::Assumed { floors, because })
     }
 }
 
@@ -132,7 +132,7 @@ fn measure(
     }
 }
 
-impl Basis {
+impl ToleranceChoice {
     /// The tolerance of a tensor of real values by its name.
     #[must_use]
     pub fn tolerance(&self, name: &str, expected: &[f64]) -> Tolerance {

@@ -12,7 +12,7 @@ use crate::model::Expert;
 pub type Fill<'a> = &'a mut dyn FnMut(usize, &mut [u8]) -> Result<(), StreamError>;
 
 /// How slots are filled and handed out.
-pub trait Habits: Send + Sync + std::fmt::Debug {
+pub trait FaultHooks: Send + Sync + std::fmt::Debug {
     /// Fills a ring slot with a layer of the streamed ones.
     ///
     /// # Errors
@@ -32,9 +32,9 @@ pub trait Habits: Send + Sync + std::fmt::Debug {
 
 /// As it should be.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Careful;
+pub struct NoFaults;
 
-impl Habits for Careful {}
+impl FaultHooks for NoFaults {}
 
 /// A mutant: the reader goes on to the next layer in the slot that is in use.
 #[derive(Debug, Clone, Copy)]
@@ -43,7 +43,7 @@ pub struct RingSlotOverwritten {
     pub count: usize,
 }
 
-impl Habits for RingSlotOverwritten {
+impl FaultHooks for RingSlotOverwritten {
     fn fill_layer(&self, run: usize, slot: &mut [u8], fill: Fill<'_>) -> Result<(), StreamError> {
         fill(run, slot)?;
         fill((run + 1) % self.count, slot)
@@ -54,7 +54,7 @@ impl Habits for RingSlotOverwritten {
 #[derive(Debug, Clone, Copy)]
 pub struct ExpertSlotGivenTwice;
 
-impl Habits for ExpertSlotGivenTwice {
+impl FaultHooks for ExpertSlotGivenTwice {
     fn publish(&self, read: &mut [Arc<Expert>]) {
         if let [first, second, ..] = read {
             *first = Arc::clone(second);
@@ -66,7 +66,7 @@ impl Habits for ExpertSlotGivenTwice {
 #[derive(Debug, Clone, Copy)]
 pub struct StaleReadPublished;
 
-impl Habits for StaleReadPublished {
+impl FaultHooks for StaleReadPublished {
     fn reads_expert(&self, earlier: u64) -> bool {
         earlier % 5 != 4
     }

@@ -20,7 +20,7 @@ use k3_core::stages::{Stage, StageDump, StageKey, StageTensor, StageValues};
 use k3_engine::kernels::path::KernelPath;
 use k3_engine::kernels::table::Kernels;
 use k3_engine::model::{
-    Bench, EngineError, EngineOptions, KdaState, LayerKind, LayerWeights, OnDemand, Shape, State,
+    EngineError, EngineOptions, KdaState, LayerKind, LayerWeights, OnDemand, Rig, Shape, State,
     Weights,
 };
 use k3_reference::Residual;
@@ -47,14 +47,14 @@ impl Extent {
 
 /// The other way to compute.
 #[derive(Debug)]
-pub struct Again {
-    bench: Bench,
+pub struct Repeater {
+    rig: Rig,
     shape: Shape,
     extent: Extent,
     way: String,
 }
 
-impl Again {
+impl Repeater {
     /// Another way than `path` with `options`, reading `checkpoint`.
     ///
     /// # Errors
@@ -77,10 +77,10 @@ impl Again {
         };
         let experts = OnDemand { shape: shape.clone(), source: checkpoint };
         let options = EngineOptions { threads, chunk_tokens };
-        let bench = Bench::new(Kernels::on(path), shape.clone(), Box::new(experts), options)?;
+        let rig = Rig::new(Kernels::on(path), shape.clone(), Box::new(experts), options)?;
         let plural = if threads == 1 { "" } else { "s" };
         let way = format!("{what}, {} path, {threads} thread{plural}", path.name());
-        Ok(Self { bench, shape, extent, way })
+        Ok(Self { rig, shape, extent, way })
     }
 
     /// What is repeated and how, in words.
@@ -101,7 +101,7 @@ impl Again {
     /// Takes over what `state` carries for layer `layer`; other layers' slots stay empty.
     pub fn carry(&mut self, layer: usize, state: &State) {
         let place = self.shape.layers[layer];
-        let own = &mut self.bench.state;
+        let own = &mut self.rig.state;
         (own.position, own.interrupted) = (state.position, false);
         match place.kind {
             LayerKind::Kda => own.kda[place.slot] = state.kda[place.slot].clone(),
@@ -123,11 +123,11 @@ impl Again {
         let mut dump = StageDump::default();
         for rows in self.chunks(rows) {
             let mut residual = rows_of(input, rows.clone());
-            self.bench.layer(layer, weights, &mut residual, &mut dump)?;
-            self.bench.end_chunk(rows.len());
+            self.rig.layer(layer, weights, &mut residual, &mut dump)?;
+            self.rig.end_chunk(rows.len());
         }
         let place = self.shape.layers[layer];
-        let state = &mut self.bench.state;
+        let state = &mut self.rig.state;
         match place.kind {
             LayerKind::Kda => state.kda[place.slot] = KdaState::new(&self.shape),
             LayerKind::Mla => state.mla[place.slot].rows = Vec::new(),
@@ -147,7 +147,7 @@ impl Again {
         let mut dump = StageDump::default();
         for rows in self.chunks(rows) {
             let residual = rows_of(input, rows);
-            self.bench.closing(weights, &residual, &mut dump)?;
+            self.rig.closing(weights, &residual, &mut dump)?;
         }
         Ok(dump)
     }
