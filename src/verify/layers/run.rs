@@ -215,7 +215,7 @@ impl Run<'_> {
         let pass = self.judge.pass(&AsComputed);
         let weights = LayerWeights::load(&self.reader, &pass, layer)?;
         let (mut row, after) = self.judge.layer(&weights, &before, &dump)?;
-        hold(&mut row, &dump, again)?;
+        judge_repeated(&mut row, &dump, again)?;
         if let (Input::Chain { chain, .. }, Some(after)) = (&mut self.input, after) {
             *chain = Chain { next: layer + 1, residual: Some(after) };
         }
@@ -236,7 +236,7 @@ impl Run<'_> {
         };
         let weights = ClosingWeights::load(&self.reader, self.judge.config, &RELEASED)?;
         let mut row = self.judge.closing(&weights, &before, &dump)?;
-        hold(&mut row, &dump, again)?;
+        judge_repeated(&mut row, &dump, again)?;
         Ok(row)
     }
 
@@ -323,8 +323,8 @@ fn absent(checkpoint: &Checkpoint, shape: &ModelShape, layer: Option<usize>) -> 
 /// What an engine's bits are held to; none of a dump.
 type OtherStages = Option<Result<StageDump, EngineError>>;
 
-/// Holds a row to the bits of the other computation, if there is one.
-fn compare_repeated(
+/// Judges a row by the bits of the repeated computation, if there is one.
+fn judge_repeated(
     row: &mut LayerRow,
     dump: &StageDump,
     again: OtherStages,
