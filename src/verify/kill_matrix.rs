@@ -132,7 +132,7 @@ impl KillMatrix {
             let mut is_seen = false;
             let outcome = |gate: &Gate| {
                 if is_seen && !options.every_cell {
-                    return Outcome::new(Verdict::NotSelected, "teacher forcing has seen it");
+                    return Outcome::new(Verdict::NotSelected, "caught by teacher forcing");
                 }
                 let outcome = caught(|| judge(gate, kernels, &context));
                 is_seen |= gate.id == TEACHER_FORCING && outcome.verdict == Verdict::Fail;

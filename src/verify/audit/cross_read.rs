@@ -68,7 +68,7 @@ pub fn cross_read(checkpoint: &Checkpoint, reference: &Reader) -> Findings {
         findings.push(Finding {
             file: ".".to_owned(),
             tensor: Some(name.to_owned()),
-            what: "the reference's reader has it, the engine's has not".to_owned(),
+            what: "the reference's reader finds it, the engine's does not".to_owned(),
         });
     }
     findings

@@ -27,7 +27,7 @@ pub fn carried_state(context: &Context<'_>) -> Outcome {
         }
         (None, None) => decode(context),
         (None, Some(reason)) => {
-            let reason = format!("{reason} and does not decode on its own");
+            let reason = format!("{reason} and does not decode by itself");
             return Outcome::new(Verdict::NotApplicable, reason);
         }
     };

@@ -15,7 +15,7 @@ use k3_core::stages::NoStages;
 #[must_use]
 pub fn however_run(context: &Context<'_>) -> Outcome {
     if context.source.variants().is_empty() {
-        return Outcome::new(Verdict::NotApplicable, "the subject runs in one way only");
+        return Outcome::new(Verdict::NotApplicable, "the subject has only one way to run");
     }
     match judge(context) {
         Ok(comparisons) => summarise(comparisons),

@@ -67,7 +67,7 @@ pub enum TemplateError {
     #[error("--engine-cmd: expected {{model}}, {{ids}}, {{gen}} or {{logits}}, got {{{0}}}")]
     Unknown(String),
     /// No such program.
-    #[error("--engine-cmd: program {0:?} is not there or cannot be run")]
+    #[error("--engine-cmd: program {0:?} does not exist or cannot be run")]
     NoProgram(String),
 }
 

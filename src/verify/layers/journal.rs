@@ -160,7 +160,7 @@ fn write_line(file: &mut File, value: &impl Serialize) -> io::Result<()> {
 fn difference(before: &Header, now: &Header) -> Option<&'static str> {
     let pairs = [
         ("the program's version", before.question.program != now.question.program),
-        ("what was asked", before.question != now.question),
+        ("the request", before.question != now.question),
         ("the part", before.part != now.part),
         ("the checkpoint", before.sources != now.sources),
         ("the reference's checkpoint", before.reference_sources != now.reference_sources),

@@ -36,7 +36,7 @@ pub enum MergeError {
         first: String,
     },
     /// A part twice.
-    #[error("{file}: part {index} again, it is in {first} already")]
+    #[error("{file}: part {index} is already in {first}")]
     Overlap {
         /// The file.
         file: String,
@@ -187,7 +187,7 @@ fn badness(kernels: Option<&LayerRow>) -> u8 {
 
 /// A part of our engine that says nothing of its kernels has not run them.
 fn unsaid(question: &Question) -> Option<LayerRow> {
-    let problem = || "a part says nothing of them".to_owned();
+    let problem = || "a part does not report them".to_owned();
     (question.subject == "engine").then(|| LayerRow::not_run("kernels", None, problem()))
 }
 

@@ -174,7 +174,7 @@ pub fn judge(row: &mut LayerRow, dump: &StageDump, again: &StageDump) {
         let Some(right) = again.tensors.get(&key) else {
             if judged.verdict == Verdict::Pass {
                 judged.verdict = Verdict::NotRun;
-                judged.problem = Some("it was not computed again".to_owned());
+                judged.problem = Some("it was not recomputed".to_owned());
             }
             continue;
         };
@@ -206,7 +206,7 @@ pub fn is_disagreement(error: &EngineError) -> bool {
 /// The row of a subject that came to an end where the other computation did not.
 pub fn fail(row: &mut LayerRow, error: &EngineError) {
     row.verdict = Verdict::Fail;
-    row.problem = Some(format!("computed again, it does not come to an end: {error}"));
+    row.problem = Some(format!("recomputing it failed: {error}"));
 }
 
 /// The last rows, as many as were computed again.
@@ -230,7 +230,7 @@ fn mark(stage: &mut StageRow, record: &Comparison) {
         stage.mismatches = record.mismatches;
         stage.first = record.first_mismatch.as_ref().map(element_of);
         let problem = record.problem.clone();
-        let other = || "other bits than the same computed another way".to_owned();
+        let other = || "different bits when computed another way".to_owned();
         stage.problem = Some(problem.unwrap_or_else(other));
     }
     stage.verdict = Verdict::Fail;

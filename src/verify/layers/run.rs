@@ -102,8 +102,8 @@ pub enum RunError {
     /// The engine cannot load or run a layer.
     #[error("engine: {0}")]
     Engine(#[from] EngineError),
-    /// What computes a layer again cannot, where the engine could.
-    #[error("computing again: {0}")]
+    /// Recomputing a layer failed, though the engine computed it.
+    #[error("recomputing a layer: {0}")]
     Repeat(EngineError),
     /// The reference cannot.
     #[error("reference: {0}")]
@@ -187,7 +187,7 @@ impl Run<'_> {
                 (0..*rows).map(|_| draws.below(vocabulary) as u32).collect()
             }
             Input::Dump(_) => {
-                let problem = "the ids of the dump are not known".to_owned();
+                let problem = "the ids of the dump are unknown".to_owned();
                 return Ok(LayerRow::not_run("embed", None, problem));
             }
         };
