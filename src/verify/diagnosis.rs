@@ -1,4 +1,4 @@
-//! Naming a mistake from logits alone: which known wrong variant gives the same ones?
+//! Identifies a mistake from logits alone: which known mutant produces the same ones?
 //!
 //! A foreign engine shows its logits and nothing inside. Every mutant of the kill matrix is a known
 //! mistake with known logits: when the engine's are within its tolerance of a mutant's, at

@@ -1,4 +1,4 @@
-//! How a command ends for what cannot be judged.
+//! Exit codes and hints for inputs that cannot be judged.
 
 use crate::answers::AnswerError;
 use crate::audit::digests::DigestError;

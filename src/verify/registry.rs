@@ -1,7 +1,7 @@
-//! The ladder: every gate as a data record, in the order in which they are climbed.
+//! The ladder: every gate as a data record, in ladder order: cheap gates first.
 //!
 //! The list, the runner, the kill matrix, the least detectable errors and the reports all read this
-//! one table. A gate says what it is run on, what a subject has to offer for it and how it judges.
+//! one table. A gate says what it runs on, what it needs of a subject, and how it judges.
 
 use super::checks::{bind, damage, greedy, incremental, invariance, stages, teacher_forcing};
 use super::context::Context;

@@ -2,7 +2,7 @@
 //!
 //! Workers are plain threads that take the next gate from a counter. They are not tasks of a
 //! work-stealing pool: two gates may wait for the same pass, and a stolen task that waits for the
-//! pass below it on its own stack would wait for ever.
+//! pass below it on its own stack would wait forever.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};

@@ -1,7 +1,7 @@
-//! The few steps of streaming in which a plausible engine goes wrong, as a trait.
+//! Hooks at the steps of streaming where a plausible engine goes wrong.
 //!
-//! Production takes the defaults. A mutant overrides one of them, and the gate `invariance` must
-//! turn red for it: otherwise nobody would know that the gate looks.
+//! Production uses the defaults. A mutant overrides one of them, and the gate `invariance` must
+//! turn red for it, which shows that the gate works.
 
 use std::sync::Arc;
 
@@ -21,7 +21,7 @@ pub trait FaultHooks: Send + Sync + std::fmt::Debug {
         fill(run, slot)
     }
 
-    /// Whether an expert is read into its slot, after `earlier` other reads. It is.
+    /// Whether an expert is read into its slot, after `earlier` other reads. By default it is.
     fn reads_expert(&self, _earlier: u64) -> bool {
         true
     }
@@ -30,7 +30,7 @@ pub trait FaultHooks: Send + Sync + std::fmt::Debug {
     fn publish(&self, _read: &mut [Arc<Expert>]) {}
 }
 
-/// As it should be.
+/// Production: every default.
 #[derive(Debug, Clone, Copy, Default)]
 pub struct NoFaults;
 

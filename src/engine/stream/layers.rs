@@ -1,8 +1,9 @@
-//! Layers that do not all fit: some pinned in memory, the others streamed through a ring of slots.
+//! Layers that do not all fit in memory: some are pinned, the others streamed through a ring of
+//! slots.
 //!
 //! With one slot a layer is read when it is asked for. With two or more a reader thread goes ahead
 //! of the computation, in the order of the layers, round and round, as far as slots are free. A
-//! layer that could not be read is never published: whoever asks for it gets the error.
+//! layer that could not be read is never published: a request for it returns the error.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -19,7 +20,7 @@ use crate::kernels::threads::Threads;
 use crate::model::{EngineError, LayerSource, LayerWeights, Shape};
 use k3_core::host::interrupt::Interrupt;
 
-/// Where the layers lie and how they are held.
+/// Where the layers are stored and how they are held.
 #[derive(Debug)]
 pub struct Trunk {
     /// One run per layer.

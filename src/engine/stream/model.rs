@@ -1,7 +1,7 @@
 //! A checkpoint opened for streaming: what a run over it needs, and the engine over ring and
 //! cache.
 //!
-//! Opening reads headers and names only. What the run will hold follows from it
+//! Opening reads headers and names only. The memory of the run follows from it
 //! ([`ModelFiles::demand`]); weights are read when an engine is made.
 
 use std::path::{Path, PathBuf};

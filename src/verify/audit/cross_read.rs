@@ -1,6 +1,6 @@
-//! Two readers on one checkpoint: the engine's and the reference's must say the same of every
-//! field of the config, and of every tensor: dtype, shape, shard, absolute offset, length, and its
-//! first and last bits.
+//! Two readers on one checkpoint: the engine's and the reference's must agree on every field of the
+//! config, and on every tensor: dtype, shape, shard, absolute offset, length, and its first and
+//! last bits.
 
 use rayon::prelude::*;
 

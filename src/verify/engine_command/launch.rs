@@ -1,4 +1,4 @@
-//! One launch of a foreign engine: start it, wait no longer than allowed, read what it wrote.
+//! One launch of a foreign engine: start it, wait up to the time limit, read its output.
 
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt as _;

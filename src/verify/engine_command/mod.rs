@@ -43,7 +43,7 @@ use thiserror::Error;
 pub use launch::{LaunchError, Output};
 pub use subject::EngineCommand;
 
-/// What must stand in a command.
+/// Placeholders that a command must contain.
 const PLACES: [&str; 4] = ["{model}", "{ids}", "{gen}", "{logits}"];
 
 /// Why a command cannot be used, found before anything is run.
@@ -129,7 +129,7 @@ impl Template {
     }
 }
 
-/// The first place in a text: where it stands and which it is.
+/// The first placeholder in a text: its position and which it is.
 fn next_place(text: &str) -> Option<(usize, usize)> {
     let found = PLACES.iter().enumerate();
     let found = found.filter_map(|(place, name)| Some((text.find(name)?, place)));

@@ -1,10 +1,10 @@
-//! A layer computed once more, another way: every bit has to be equal (A11).
+//! Recomputes a layer another way: every bit has to be equal (A11).
 //!
 //! The tolerances of a layer admit any right order of a sum, so a kernel path, a number of threads
-//! or a chunk that changes bits is within all of them. Here the operations of the contract go
-//! through the layer again, on the same input and weights. Narrow layers are repeated whole, by the
-//! scalar definitions and a token at a time. Of a wide layer it is the last call alone, from the
-//! state that the subject carried into it, with another number of threads and by another vector
+//! or a chunk that changes bits is within all of them. Here the layer is recomputed by the
+//! operations of the contract, on the same input and weights. Narrow layers are repeated whole, by
+//! the scalar definitions and a token at a time. Of a wide layer it is the last call alone, from
+//! the state that the subject carried into it, with another number of threads and by another vector
 //! path if the processor has two: the scalar definitions would take longer than the reference.
 
 use std::ops::Range;
@@ -25,7 +25,7 @@ use k3_engine::model::{
 };
 use k3_reference::Residual;
 
-/// How much of a layer is repeated.
+/// How much of a layer is recomputed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Extent {
     /// Every call, by the scalar definitions, a token at a time.
@@ -38,14 +38,14 @@ impl Extent {
     /// The widest hidden width of a layer that is repeated whole: 2²⁰ weights in a square matrix.
     const NARROW: usize = 1024;
 
-    /// What there is time for.
+    /// As much as time allows.
     #[must_use]
     pub fn of(shape: &Shape) -> Self {
         if shape.hidden <= Self::NARROW { Self::Whole } else { Self::LastCall }
     }
 }
 
-/// The other way to compute.
+/// Recomputes layers another way.
 #[derive(Debug)]
 pub struct Repeater {
     rig: Rig,
@@ -83,7 +83,7 @@ impl Repeater {
         Ok(Self { rig, shape, extent, way })
     }
 
-    /// What is repeated and how, in words.
+    /// A description of what is repeated and how.
     #[must_use]
     pub fn way(&self) -> &str {
         &self.way

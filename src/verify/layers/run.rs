@@ -1,4 +1,4 @@
-//! The run: which rows in which order, what each is fed, and where a chain stands.
+//! The run: the rows in order, their input, and the position of a chain.
 
 use std::sync::Arc;
 
@@ -71,7 +71,7 @@ pub enum Input {
     Chain {
         /// The ids.
         ids: Vec<u32>,
-        /// Where the chain stands.
+        /// The position of the chain.
         chain: Chain,
     },
     /// The running sums of a dump.

@@ -1,4 +1,5 @@
-//! Who is judged: our engine, one layer at a time on given input, or the dump of another engine.
+//! The judged subject: our engine, one layer at a time on given input, or the dump of another
+//! engine.
 
 use std::ops::Range;
 use std::path::Path;
@@ -216,7 +217,7 @@ impl EngineSubject {
     }
 }
 
-/// What stands in the state of layers that are not at work.
+/// The state of layers that are not being run.
 const FOREIGN: f32 = 0.75;
 
 /// Rows of a residual stream in the engine's form; the values are f32 already.

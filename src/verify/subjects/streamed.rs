@@ -1,9 +1,9 @@
 //! The engine with weights that do not fit: the ways to stream it that must change no bit.
 //!
-//! One factor at a time (ring, expert slots, policy, vocabulary, state through a file), then
-//! seeded combinations of these with threads, chunks and kernel paths; the whole product of them
-//! where it is asked for. And the mistakes of streaming, as mutants: each is right when it is
-//! resident and wrong when it is streamed, so `invariance` is where it must show.
+//! One factor at a time (ring, expert slots, policy, vocabulary, state through a file), then seeded
+//! combinations of these with threads, chunks and kernel paths, or with --exhaustive their whole
+//! product. And the mistakes of streaming, as mutants: each is right when resident and wrong when
+//! streamed, so `invariance` must catch it.
 
 use k3_core::choice::Choice as _;
 use k3_engine::kernels::table::Kernels;
