@@ -171,7 +171,7 @@ fn never_green(root: &str, name: &str) {
 fn one_mutant_is_tried_by_name() {
     let text = expect(&["gates", "--mutants", "--mutant", "loader-shape-*"], 0).stdout;
     assert!(text.contains("1 mutants, 0 survivors"), "{text}");
-    assert!(text.contains("first to see loader-shape-by-count"), "{text}");
+    assert!(text.contains("first to catch loader-shape-by-count"), "{text}");
     assert!(!text.contains("clauses of the model"), "{text}");
 }
 

@@ -291,7 +291,7 @@ fn misbehaviour() {
         ("late-by-one", "does not conform"),
         ("id-missing", "expected 20 ids"),
         ("garbage", "here you are"),
-        ("cut", "no whole f32"),
+        ("cut", "not whole f32"),
         ("empty", "the file is empty"),
     ] {
         let report = gates(&mild, &format!("form={form}"), &["--only", "incremental"], 1);

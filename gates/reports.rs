@@ -33,7 +33,7 @@ fn written(name: &str) -> &'static str {
 
 /// The line up to its first number that comes from the platform's functions.
 fn masked(line: &str) -> String {
-    let cut = [", worst", " worst", "; max |diff|"];
+    let cut = [", worst", " worst", ", bit-exact", "; max |diff|"];
     match cut.iter().filter_map(|mark| line.find(mark)).min() {
         Some(place) => format!("{} ~", &line[..place]),
         None => line.to_owned(),

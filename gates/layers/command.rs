@@ -284,7 +284,7 @@ fn shipped_sets_are_held_to_the_ratchet_and_nothing_else_is() {
     let mild = tiny.fixtures.compose_mild_twin().unwrap();
     let stdout = expect(&["layers", "0", "--model", arg(&mild)], 0).stdout;
     let line = stdout.lines().nth(2).unwrap();
-    assert_eq!(line, "held to the ratchet's mild/layers@engine synthetic");
+    assert_eq!(line, "ratchet: mild/layers@engine synthetic");
 }
 
 /// Stages that were not asked for are not missing; a question that fits no stage is.

@@ -13,9 +13,9 @@ use k3_core::config::{MLA_NORM_EPS, RawConfig};
 use k3_engine::kernels::table::Kernels;
 use k3_engine::model::{EngineOptions, OnDemand, Shape};
 use k3_gates::kernels::KernelFixtures;
-use k3_gates::layers::again::Extent;
 use k3_gates::layers::judge::Judge;
 use k3_gates::layers::kernels;
+use k3_gates::layers::repeat::Extent;
 use k3_gates::layers::run::{Chain, Input, Run, Step, Subject};
 use k3_gates::layers::subject::EngineSubject;
 use k3_gates::mutants::{EngineMutant, WrongEngine, mutants};
@@ -53,7 +53,7 @@ enum Fate {
     ByKernel(String),
 }
 
-struct Bench {
+struct Rig {
     config: RawConfig,
     shape: ModelShape,
     checkpoint: Arc<Checkpoint>,
@@ -61,7 +61,7 @@ struct Bench {
     kernels: KernelFixtures,
 }
 
-impl Bench {
+impl Rig {
     fn open(tiny: &Tiny) -> Self {
         let folder = tiny.model();
         let config = k3_checkpoint::config::read(&folder.join("config.json")).unwrap();
@@ -168,11 +168,11 @@ fn drawn() -> Input {
 #[test]
 fn engine_mutants_are_killed_in_the_layer_and_at_the_stage_of_their_clause() {
     let tiny = Tiny::open();
-    let bench = Bench::open(&tiny);
+    let rig = Rig::open(&tiny);
     let in_a_layer = |wrong: WrongEngine| wrong.carried.is_none() && wrong.shape.is_none();
     let mutants = mutants().into_par_iter().filter(|mutant| in_a_layer(mutant.engine()));
     let fates: Vec<(EngineMutant, Fate)> =
-        mutants.map(|mutant| (mutant, bench.fate(&mutant))).collect();
+        mutants.map(|mutant| (mutant, rig.fate(&mutant))).collect();
     assert!(fates.len() > 60);
     let mut elsewhere = Vec::new();
     for (mutant, fate) in &fates {
@@ -202,15 +202,13 @@ type Place = (Option<usize>, String, Vec<usize>);
 /// The first stage with other bits when the last call alone is computed again, from the state that
 /// the subject carried into it, and how many values that were.
 fn last_call(
-    bench: &Bench,
+    rig: &Rig,
     wrong: &WrongEngine,
     steps: &[Step],
     input: Input,
 ) -> (usize, Option<Place>) {
-    let mut run = bench.run(wrong, input, (vec![14, 1, 1, 1, 1], 1));
-    let Subject::Engine(engine) = &mut run.subject else {
-        unreachable!("the bench runs an engine")
-    };
+    let mut run = rig.run(wrong, input, (vec![14, 1, 1, 1, 1], 1));
+    let Subject::Engine(engine) = &mut run.subject else { unreachable!("the rig runs an engine") };
     engine.repeat(Extent::LastCall).unwrap();
     let mut values = 0;
     for step in steps {
@@ -234,12 +232,12 @@ fn last_call(
 #[test]
 fn the_last_call_is_computed_again_from_the_state_before_it() {
     let tiny = Tiny::open();
-    let bench = Bench::open(&tiny);
+    let rig = Rig::open(&tiny);
     for kernels in [Kernels::SCALAR, Kernels::fastest()] {
         let right = WrongEngine { kernels, ..WrongEngine::default() };
-        let (values, differing) = last_call(&bench, &right, &CHAINED, chain());
+        let (values, differing) = last_call(&rig, &right, &CHAINED, chain());
         assert_eq!(differing, None);
-        let (closing, differing) = last_call(&bench, &right, &DRAWN, drawn());
+        let (closing, differing) = last_call(&rig, &right, &DRAWN, drawn());
         assert_eq!(differing, None);
         assert!(values > 1000 && closing > 256, "{values} {closing}");
     }
@@ -250,7 +248,7 @@ fn the_last_call_is_computed_again_from_the_state_before_it() {
     ] {
         let mutant = mutants().into_iter().find(|mutant| mutant.id == id);
         let wrong = mutant.unwrap().engine();
-        let (_, differing) = last_call(&bench, &wrong, &CHAINED, chain());
+        let (_, differing) = last_call(&rig, &wrong, &CHAINED, chain());
         let (found, at, index) = differing.unwrap();
         assert_eq!((found, at.as_str(), index[0]), (Some(layer), stage, 17), "{id}");
     }

@@ -18,8 +18,8 @@ use k3_engine::kernels::residual::fold;
 use k3_engine::kernels::router::Choice;
 use k3_engine::kernels::table::Kernels;
 use k3_engine::model::{
-    AttentionWeights, Bench, DenseWeights, EngineOptions, Expert, KdaWeights, LayerWeights, Mixer,
-    MlaWeights, MlpWeights, MoeWeights, Norm, ResidentExperts, Residual, Shape,
+    AttentionWeights, DenseWeights, EngineOptions, Expert, KdaWeights, LayerWeights, Mixer,
+    MlaWeights, MlpWeights, MoeWeights, Norm, ResidentExperts, Residual, Rig, Shape,
 };
 
 const KERNELS: Kernels = Kernels::SCALAR;
@@ -135,14 +135,14 @@ fn moe_weights(fixture: &Fixture) -> (MoeWeights, Vec<Arc<Expert>>) {
     (weights, (0..8).map(expert).collect())
 }
 
-/// A bench with these experts at `layer`.
-fn bench(layer: usize, experts: Vec<Arc<Expert>>) -> Bench {
+/// A rig with these experts at `layer`.
+fn rig(layer: usize, experts: Vec<Arc<Expert>>) -> Rig {
     let shape = shape();
     let mut all = vec![Vec::new(); shape.layers.len()];
     all[layer] = experts;
     let options = EngineOptions { threads: 2, chunk_tokens: 8 };
     let experts = Box::new(ResidentExperts(all));
-    Bench::new(KERNELS, shape, experts, options).unwrap()
+    Rig::new(KERNELS, shape, experts, options).unwrap()
 }
 
 fn shape() -> Shape {
@@ -264,12 +264,12 @@ pub fn op_kda_layer1_and_layer8() {
         let fixture = Fixture::open(name);
         let weights = Box::new(kda_weights(&fixture, KDA_NAMES));
         let layer = layer_around(&fixture, AttentionWeights::Kda(weights.clone()), 64);
-        let mut bench = bench(0, Vec::new());
+        let mut rig = rig(0, Vec::new());
         let x = fixture.plain("in");
         assert_eq!(x.len(), tokens * 128);
-        let out = bench.kda(0, &layer, &weights, &x).unwrap();
+        let out = rig.kda(0, &layer, &weights, &x).unwrap();
         assert_near(name, &out, &fixture.plain("out"));
-        assert_near("its state", &bench.state.kda[0].recurrent, &fixture.plain("state_out"));
+        assert_near("its state", &rig.state.kda[0].recurrent, &fixture.plain("state_out"));
     }
 }
 
@@ -316,10 +316,10 @@ pub fn op_mla() {
     let fixture = fixture.named("", "_weight");
     let weights = Box::new(mla_weights(&fixture));
     let layer = layer_around(&fixture, AttentionWeights::Mla(weights.clone()), 64);
-    let mut bench = bench(3, Vec::new());
-    let out = bench.mla(3, &layer, &weights, &fixture.plain("in")).unwrap();
+    let mut rig = rig(3, Vec::new());
+    let out = rig.mla(3, &layer, &weights, &fixture.plain("in")).unwrap();
     assert_near("mla", &out, &fixture.plain("out"));
-    let rows = bench.state.mla[0].rows.chunks(40);
+    let rows = rig.state.mla[0].rows.chunks(40);
     let latent: Vec<f32> = rows.clone().flat_map(|row| &row[..32]).copied().collect();
     let rope: Vec<f32> = rows.flat_map(|row| &row[32..]).copied().collect();
     assert_near("mla latent", &latent, &fixture.plain("kv_latent"));
@@ -330,7 +330,7 @@ pub fn op_moe() {
     let fixture = Fixture::open("moe");
     let fixture = fixture.named("", "_weight");
     let (weights, experts) = moe_weights(&fixture);
-    let out = bench(1, experts).moe(1, &weights, &fixture.plain("in")).unwrap();
+    let out = rig(1, experts).moe(1, &weights, &fixture.plain("in")).unwrap();
     assert_near("moe", &out, &fixture.plain("out"));
 }
 
@@ -368,7 +368,7 @@ pub fn op_layer_kda_and_layer_mla() {
         };
         let (running, banks) = (fixture.plain("in"), vec![bank(0), bank(1)]);
         let mut residual = Residual { running, banks };
-        bench(index, experts).layer(index, &layer, &mut residual, &mut NoStages).unwrap();
+        rig(index, experts).layer(index, &layer, &mut residual, &mut NoStages).unwrap();
         assert_near(name, &residual.running, &fixture.plain("out"));
         let count = residual.banks.len();
         assert_eq!(count, if index == 1 { 2 } else { 3 });

@@ -13,7 +13,7 @@ use k3_cache::trace::v1;
 use k3_cache::trace::v1::Header;
 use k3_engine::model::{EngineOptions, EngineSequence, ExpertSource};
 use k3_engine::stream::experts::{ExpertCache, ExpertStore, sizes, slot_bytes};
-use k3_engine::stream::habits::Careful;
+use k3_engine::stream::fault_hooks::NoFaults;
 use k3_engine::stream::read::BlockFile;
 use k3_engine::stream::recorder::Recorder;
 use k3_engine::stream::runs::{Run, open_shards};
@@ -154,7 +154,7 @@ fn e11_an_unreadable_expert_fails_alone_and_in_a_batch() {
             policy: PolicyName::Lru,
             io_threads: 3,
         };
-        ExpertCache::open(files.shape.clone(), store, Arc::new(Careful)).unwrap()
+        ExpertCache::open(files.shape.clone(), store, Arc::new(NoFaults)).unwrap()
     };
     for batch in [vec![bad], vec![0, bad], vec![0, 1, bad, 7]] {
         let cache = cache();

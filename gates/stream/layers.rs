@@ -11,7 +11,7 @@ use crate::support::{bits, ids, tiny};
 use k3_core::host::interrupt::Interrupt;
 use k3_engine::kernels::threads::Threads;
 use k3_engine::model::{EngineSequence, LayerSource};
-use k3_engine::stream::habits::Careful;
+use k3_engine::stream::fault_hooks::NoFaults;
 use k3_engine::stream::layers::{StreamedLayers, Trunk};
 use k3_engine::stream::read::{BlockFile, ReadAt};
 use k3_engine::stream::runs::{Run, open_shards};
@@ -40,7 +40,7 @@ fn source(ring_slots: usize, files: Vec<BlockFile>) -> StreamedLayers {
         io_threads: 1,
         stop: Interrupt::default(),
     };
-    StreamedLayers::open(model.shape.clone(), trunk, Arc::new(Careful)).unwrap()
+    StreamedLayers::open(model.shape.clone(), trunk, Arc::new(NoFaults)).unwrap()
 }
 
 /// E09: every use is counted once, used bytes are exact, and what is read ahead of the end is at

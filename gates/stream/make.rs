@@ -9,7 +9,7 @@ use k3_cache::policy::PolicyName;
 use k3_core::host::interrupt::Interrupt;
 use k3_engine::kernels::table::Kernels;
 use k3_engine::model::{EngineOptions, EngineSequence};
-use k3_engine::stream::habits::Careful;
+use k3_engine::stream::fault_hooks::NoFaults;
 use k3_engine::stream::read::ReadAt;
 use k3_engine::stream::{ModelFiles, StreamOptions, StreamedEngine};
 
@@ -33,7 +33,7 @@ pub fn resident() -> StreamOptions {
         policy: PolicyName::LayerCycle,
         streams_vocabulary: false,
         direct: false,
-        habits: Arc::new(Careful),
+        hooks: Arc::new(NoFaults),
         stop: Interrupt::default(),
     }
 }

@@ -1,4 +1,4 @@
-//! How a command ends for a trace that is wrong.
+//! Exit codes and hints for bad traces.
 
 use crate::trace::TraceError;
 use k3_core::exit::{Exit, Exits};

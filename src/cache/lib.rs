@@ -1,7 +1,7 @@
-//! The expert cache: which expert is in memory, which one goes, and traces of what was asked for.
+//! The expert cache: residency, eviction, and traces of requests.
 //!
-//! The engine and the cache laboratory share this crate, so that a forecast and a run decide
-//! alike. It reads no weights and no clock.
+//! The engine and the cache laboratory share this crate, so that a forecast and a run make the same
+//! decisions. It reads no weights and no clock.
 
 mod exits;
 pub mod policy;

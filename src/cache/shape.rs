@@ -1,4 +1,4 @@
-//! What a trace has to know of the model: layers, experts, top-k, bytes of one expert.
+//! The model parameters that a trace needs: layers, experts, top-k, bytes of one expert.
 //!
 //! An expert is named by layer and number ([`ExpertKey`]); inside the laboratory it is an index
 //! into a dense table ([`ModelShape::index`]), so that no result can depend on the order of a
@@ -47,7 +47,7 @@ impl ModelShape {
         expert_bytes: 17_547_264,
     };
 
-    /// Dense index of an expert; `key` must lie inside the shape.
+    /// Dense index of an expert; `key` must be inside the shape.
     pub fn index(&self, key: ExpertKey) -> u32 {
         debug_assert!(u32::from(key.layer) < self.layer_count);
         debug_assert!(u32::from(key.expert) < self.experts_per_layer);

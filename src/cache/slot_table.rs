@@ -1,5 +1,5 @@
-//! The slot table: who is resident, who is in use, who goes. The laboratory and the engine share
-//! it, so a forecast and a run decide alike.
+//! The slot table: which experts are resident, in use, or evicted. The laboratory and the engine
+//! share it, so a forecast and a run make the same decisions.
 //!
 //! A group of experts that are used together is served like this (`late`, ours): residents among
 //! them are marked as in use, then every missing one gets an empty slot or the slot of the

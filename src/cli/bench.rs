@@ -26,7 +26,7 @@ use k3_core::exit::Exit;
 use k3_core::host::interrupt::Interrupt;
 use k3_engine::generate::limits::{Runs, memory_limits};
 
-/// How often a run is looked after.
+/// How often a run is polled.
 const LOOK_MILLISECONDS: u64 = 20;
 
 /// A limit as typed, and its bytes.
@@ -42,7 +42,7 @@ fn limit(text: &str) -> Result<Limit, String> {
     Ok(Limit { text, bytes })
 }
 
-/// What was typed.
+/// Arguments of `bench`.
 #[derive(Debug, Args)]
 pub struct BenchArgs {
     /// Memory limits to run `generate` under, such as 3GB,5GB,8GB
@@ -109,23 +109,23 @@ pub fn run(args: &BenchArgs) -> Result<Exit, CommandError> {
     Ok(Exit::Conforms)
 }
 
-/// What an interrupted bench says.
+/// The error of an interrupted bench.
 fn interrupted(done: u32, args: &BenchArgs) -> CommandError {
     let all = args.ladder.len() as u32 * args.repeats;
-    let error = anyhow::anyhow!("interrupted: {done} of {all} runs were done, there is no table");
+    let error = anyhow::anyhow!("interrupted after {done} of {all} runs, no table was written");
     CommandError::new(error, Exit::Incomplete)
 }
 
-/// Waits for a run; an interrupt is passed on to it, so that it ends as it should.
+/// Waits for a run, passing an interrupt on to it so that it shuts down cleanly.
 fn wait(command: &mut Command, interrupt: &Interrupt) -> io::Result<Output> {
     let piped = command.stdout(Stdio::piped()).stderr(Stdio::piped());
-    // A group of its own: Ctrl-C on a terminal comes to it from here, once, and not twice.
+    // Its own process group: Ctrl-C on a terminal then reaches it once, from here, not twice.
     let mut child = piped.process_group(0).spawn()?;
     let (stdout, stderr) = (drain(child.stdout.take()), drain(child.stderr.take()));
     let status = match ended(&mut child, interrupt) {
         Ok(status) => status,
         Err(error) => {
-            // Nobody else would end it: it is in a group of its own.
+            // It is in its own group, so nothing else would end it.
             let _ = child.kill();
             let _ = child.wait();
             return Err(error);
@@ -138,7 +138,7 @@ fn wait(command: &mut Command, interrupt: &Interrupt) -> io::Result<Output> {
     Ok(Output { status, stdout: whole(stdout)?, stderr: whole(stderr)? })
 }
 
-/// Waits; an interrupt becomes the run's own.
+/// Waits, forwarding an interrupt to the run.
 fn ended(child: &mut Child, interrupt: &Interrupt) -> io::Result<ExitStatus> {
     let mut told = false;
     loop {
@@ -147,7 +147,7 @@ fn ended(child: &mut Child, interrupt: &Interrupt) -> io::Result<ExitStatus> {
         }
         if interrupt.is_set() && !told {
             told = true;
-            // The process has not been waited for, so that the number is still its own.
+            // The process has not been reaped yet, so the pid is still its own.
             let pid = i32::try_from(child.id()).ok().and_then(Pid::from_raw);
             if let Some(pid) = pid {
                 kill_process(pid, Signal::TERM)?;
@@ -157,7 +157,7 @@ fn ended(child: &mut Child, interrupt: &Interrupt) -> io::Result<ExitStatus> {
     }
 }
 
-/// Reads a pipe to its end beside the wait: a full pipe would stop the run.
+/// Drains a pipe on a thread during the wait: a full pipe would stall the run.
 fn drain(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<io::Result<Vec<u8>>> {
     std::thread::spawn(move || {
         let mut bytes = Vec::new();
@@ -203,6 +203,6 @@ fn one(
     let line = stderr.lines().find_map(|line| line.strip_prefix("error: "));
     let code = output.status.code().and_then(|code| u8::try_from(code).ok());
     let exit = code.map_or(Exit::BadInput, Exit::of_code);
-    let what = line.unwrap_or("the run ended without a word");
+    let what = line.unwrap_or("the run ended without an error message");
     Err(CommandError::new(anyhow::anyhow!("under {limit}: {what}"), exit))
 }

@@ -23,11 +23,11 @@ use k3_reference::Reader;
 
 /// Whether a checkpoint is whole and undamaged.
 ///
-/// Looks at every file by itself (Git LFS pointers, web pages, unfinished downloads, files cut
-/// short), at shard sizes against the 96 published ones, at the index against the headers, at
-/// every tensor the config implies, and at every stored value (scale byte 255, weights that are
-/// not finite, experts of zeros, padding of A_log). Damage exits 1; what is absent, alone, exits
-/// 4; a folder or config that cannot be read exits 3.
+/// Checks every file by itself (Git LFS pointers, web pages, unfinished downloads, files cut
+/// short), at shard sizes against the 96 published ones, at the index against the headers, at every
+/// tensor the config implies, and at every stored value (scale byte 255, weights that are not
+/// finite, experts of zeros, padding of A_log). Exits 1 if anything is damaged, 4 if files are
+/// merely missing, 3 if the folder or the config cannot be read.
 #[derive(Debug, Args)]
 pub struct CheckArgs {
     #[command(flatten)]
@@ -174,7 +174,7 @@ impl Checks<'_> {
         }
     }
 
-    /// The damage is in the first row where a shard is to blame; else the index is.
+    /// Damage to a shard is already reported in the first row; otherwise the index is damaged.
     fn not_opened(&mut self, files: &Files, error: &str) {
         if files.findings.is_empty() {
             let mut findings = Findings::default();
@@ -244,7 +244,7 @@ impl Checks<'_> {
         absent.extend(census.absent_outside_layers.iter().cloned());
         let mut findings = census.problems;
         if checkpoint.missing_shards().is_empty() {
-            // Nothing is left that could hold them: they are lost, not elsewhere.
+            // No shard is missing that could hold them, so they are lost.
             for what in absent.drain(..) {
                 findings.push(Finding {
                     file: ".".to_owned(),

@@ -7,8 +7,8 @@ use std::time::Instant;
 use clap::Args;
 use serde::Serialize;
 
-use super::basis::{Basis, BasisArgs};
 use super::output::{self, CommandError, OutputArgs, bad_input};
+use super::tolerance::{ToleranceArgs, ToleranceChoice};
 use k3_core::Precision;
 use k3_core::exit::Exit;
 use k3_core::host::provenance::{Provenance, default_threads};
@@ -17,24 +17,25 @@ use k3_gates::glob::Glob;
 use k3_gates::tensor_file::{TensorFile, read_file};
 use k3_render::Document;
 
-/// Names listed of those that were not compared.
+/// How many names of tensors that were not compared are listed.
 const LISTED: usize = 8;
 
-/// What was typed.
+/// Arguments of `compare`.
 #[derive(Debug, Args)]
 pub struct CompareArgs {
     /// The subject's dump (safetensors)
     a: PathBuf,
-    /// The dump it is held against
+    /// The dump it is compared with
     b: PathBuf,
-    /// An exact dump: A and B are both held against it, and beside each other
+    /// An exact (F64) dump: A and B are both judged against it; A against B is shown for
+    /// information
     #[arg(long, value_name = "C")]
     f64: Option<PathBuf>,
-    /// Only the tensors whose names fit; * and ? are wild
+    /// Only the tensors whose names match; * and ? are wildcards
     #[arg(long, value_name = "GLOB")]
     stages: Option<String>,
     #[command(flatten)]
-    basis: BasisArgs,
+    tolerance: ToleranceArgs,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -51,12 +52,12 @@ struct CompareReport {
     provenance: Provenance,
 }
 
-/// One dump held against another.
+/// One dump compared with another.
 #[derive(Debug, Serialize)]
 struct Pair {
     /// `A against B`.
     name: &'static str,
-    /// Whether it decides, or stands beside for the reader.
+    /// Whether it counts towards the verdict or is for information only.
     decides: bool,
     basis: String,
     basis_assumed: bool,
@@ -105,7 +106,7 @@ pub fn run(args: &CompareArgs) -> Result<Exit, CommandError> {
     Ok(exit)
 }
 
-/// The ids that all files which say so agree on.
+/// The ids, which must be the same in all files that name them.
 fn same_ids(files: &[(&PathBuf, &TensorFile)]) -> Result<Option<Vec<u32>>, CommandError> {
     let mut known: Option<(&PathBuf, Vec<u32>)> = None;
     for (path, file) in files {
@@ -120,7 +121,7 @@ fn same_ids(files: &[(&PathBuf, &TensorFile)]) -> Result<Option<Vec<u32>>, Comma
                     id_list(&ids),
                     path.display()
                 );
-                let hint = "stages after different ids have nothing in common to compare";
+                let hint = "stages computed from different ids cannot be compared";
                 return Err(CommandError::new(error, Exit::Disagrees).hint(hint));
             }
             Some(_) => {}
@@ -129,7 +130,7 @@ fn same_ids(files: &[(&PathBuf, &TensorFile)]) -> Result<Option<Vec<u32>>, Comma
     Ok(known.map(|(_, ids)| ids))
 }
 
-/// The narrowest precision in which a dump keeps real values.
+/// The narrowest precision of the real tensors of a dump.
 fn stored(file: &TensorFile) -> Precision {
     let stored = file.tensors.values().filter_map(|tensor| tensor.stored);
     stored.min().unwrap_or(Precision::F64)
@@ -144,9 +145,9 @@ fn pair(
 ) -> Result<Pair, CommandError> {
     let exact = stored(expected) == Precision::F64;
     let basis = if decides {
-        args.basis.decide(exact, &expected.metadata, stored(got), ids)?
+        args.tolerance.decide(exact, &expected.metadata, stored(got), ids)?
     } else {
-        Basis::Bits
+        ToleranceChoice::Bits
     };
     let pattern = args.stages.as_deref().map(Glob::new);
     let wanted = |name: &str| pattern.as_ref().is_none_or(|glob| glob.matches(name));
@@ -159,7 +160,7 @@ fn pair(
         basis: if decides {
             basis.describe()
         } else {
-            "equal bits, for the reader; it decides nothing".to_owned()
+            "equal bits, for information; it does not count towards the verdict".to_owned()
         },
         basis_assumed: basis.assumed(),
         first_divergence: first.map(|(_, tensor)| tensor.name.clone()),
@@ -167,7 +168,7 @@ fn pair(
     })
 }
 
-/// A difference wins over what was not compared; nothing compared is no pass.
+/// A difference outranks tensors that were not compared; comparing nothing is not a pass.
 fn exit_of(pairs: &[Pair]) -> Exit {
     let mut exit = Exit::Conforms;
     for pair in pairs.iter().filter(|pair| pair.decides) {
@@ -263,12 +264,14 @@ fn describe(tensor: &TensorComparison) -> String {
     }
 }
 
-/// Which of the two is farther from the exact dump, at the first place where either leaves it.
+/// Which of the two leaves the exact dump, and where first.
 fn nearer(a: &Pair, b: &Pair) -> String {
     match (&a.first_divergence, &b.first_divergence) {
         (None, None) => "both conform to C".to_owned(),
-        (Some(at), None) => format!("A is the one that is off, from {at} on"),
-        (None, Some(at)) => format!("B is the one that is off, from {at} on"),
-        (Some(in_a), Some(in_b)) => format!("both are off: A from {in_a} on, B from {in_b} on"),
+        (Some(at), None) => format!("A diverges from C, first at {at}"),
+        (None, Some(at)) => format!("B diverges from C, first at {at}"),
+        (Some(in_a), Some(in_b)) => {
+            format!("both diverge from C: A first at {in_a}, B first at {in_b}")
+        }
     }
 }

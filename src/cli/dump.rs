@@ -27,7 +27,7 @@ use k3_gates::tensor_file::encode_stages;
 use k3_reference as reference;
 use k3_render::{Document, Table};
 
-/// What was typed.
+/// Arguments of `dump`.
 #[derive(Debug, Args)]
 pub struct DumpArgs {
     /// The checkpoint, unless --model or K3_MODEL names it, then the file to write
@@ -36,16 +36,16 @@ pub struct DumpArgs {
     /// The checkpoint
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
-    /// Token ids, with commas
+    /// Token ids, separated by commas
     #[arg(long, value_name = "IDS", value_parser = parse_ids, required = true)]
     ids: Ids,
     /// Who computes: the engine (F32 tensors) or the f64 reference (F64 tensors)
     #[arg(long, value_enum, default_value_t = By::Engine)]
     by: By,
-    /// Only the stages whose names fit; * and ? are wild
+    /// Only the stages whose names match; * and ? are wildcards
     #[arg(long, value_name = "GLOB")]
     stages: Option<String>,
-    /// Leave out the noise floors of f32, f16 and bf16 that the reference writes into the header
+    /// Omit the f32, f16 and bf16 noise floors that the reference writes into the header
     #[arg(long)]
     no_noise_floor: bool,
     /// Epsilon of the two low-rank norms in MLA
@@ -82,7 +82,7 @@ struct DumpReport {
     provenance: Provenance,
 }
 
-/// Keeps what fits a pattern, and the size of the running sum after every layer.
+/// Records the stages that match a pattern, and the size of the running sum after every layer.
 struct Selected {
     pattern: Option<Glob>,
     dump: StageDump,
@@ -104,7 +104,7 @@ impl StageSink for Selected {
     fn put(&mut self, key: StageKey, shape: &[usize], values: &[f64]) {
         if let (Some(layer), Stage::Out) = (key.layer, key.stage) {
             let largest = self.largest.entry(layer).or_insert(0.0);
-            // NaN must show, so it is not left to `max`.
+            // `max` would drop a NaN, which must show.
             for value in values {
                 if value.is_nan() || value.abs() > *largest {
                     *largest = value.abs();
@@ -143,7 +143,7 @@ pub fn run(args: &DumpArgs) -> Result<Exit, CommandError> {
     }
     if sink.dump.tensors.is_empty() {
         let pattern = args.stages.as_deref().unwrap_or("*");
-        let error = anyhow::anyhow!("--stages {pattern}: no stage of this model fits");
+        let error = anyhow::anyhow!("--stages {pattern}: no stage of this model matches");
         let hint = "stages are named like layers.3.kda.q, layers.3.out, logits";
         return Err(CommandError::new(error, Exit::Incomplete).hint(hint));
     }

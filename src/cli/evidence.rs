@@ -26,7 +26,7 @@ use k3_render::{Document, json};
 /// Checkpoints up to this size are copied into the set, larger ones linked.
 const COPIED_BYTES: u64 = 1 << 30;
 
-/// What was typed.
+/// Arguments of `evidence`.
 #[derive(Debug, Args)]
 pub struct EvidenceArgs {
     /// The checkpoint, unless --model or K3_MODEL names it, then the folder to make
@@ -35,7 +35,7 @@ pub struct EvidenceArgs {
     /// The checkpoint
     #[arg(long, value_name = "DIR")]
     model: Option<PathBuf>,
-    /// Prompt ids, with commas
+    /// Prompt ids, separated by commas
     #[arg(long, value_name = "IDS", value_parser = parse_ids, required = true)]
     ids: Ids,
     /// Ids to generate greedily after the prompt, 1 to 65536
@@ -56,7 +56,7 @@ struct EvidenceReport {
     prompt_ids: Vec<u32>,
     greedy_ids: Vec<u32>,
     mla_norm_eps: f64,
-    /// Smallest distance between the two largest logits of a position.
+    /// Smallest gap between the two largest logits of a position.
     least_gap: f64,
     noise: Vec<Noise>,
     model_linked: bool,
@@ -67,7 +67,7 @@ struct EvidenceReport {
 struct Noise {
     precision: &'static str,
     logits_max_abs: f64,
-    /// The first decision that rounding alone changes; the set cannot judge that precision.
+    /// The first decision that rounding alone changes: the set cannot judge this precision.
     first_flip: Option<String>,
 }
 
@@ -116,7 +116,7 @@ pub fn run(args: &EvidenceArgs) -> Result<Exit, CommandError> {
     Ok(Exit::Conforms)
 }
 
-/// Copies a small checkpoint, links a large one; says whether it linked.
+/// Copies a small checkpoint, links a large one; returns whether it linked.
 fn place_model(model: &Path, set: &Path) -> Result<bool, CommandError> {
     let size = |file: &String| fs::metadata(model.join(file)).map_or(0, |facts| facts.len());
     let bytes: u64 = files_below(model).iter().map(size).sum();
@@ -133,7 +133,7 @@ fn place_model(model: &Path, set: &Path) -> Result<bool, CommandError> {
     Ok(true)
 }
 
-/// Hashes of the checkpoint's files where they lie in the set; a linked one is only linked.
+/// Hashes of the checkpoint's files if they were copied into the set; none for a link.
 fn hashes(model: &Path, linked: bool) -> BTreeMap<String, String> {
     if linked {
         return BTreeMap::new();
@@ -150,12 +150,12 @@ fn document(report: &EvidenceReport, out: &Path) -> Document {
     document.line(epsilon_line(report.mla_norm_eps));
     document.line(format!("prompt ids: {}", join(&report.prompt_ids)));
     document.line(format!("greedy ids: {}", join(&report.greedy_ids)));
-    document.line(format!("least distance of the two best logits: {:.3e}", report.least_gap));
+    document.line(format!("smallest gap between the two best logits: {:.3e}", report.least_gap));
     for noise in &report.noise {
         let precision = noise.precision;
         let effect = match &noise.first_flip {
             None => ", no decision changes".to_owned(),
-            Some(flip) => format!("; it changes {flip}: no use for {precision}"),
+            Some(flip) => format!("; it changes {flip}: the set cannot judge {precision}"),
         };
         let most = noise.logits_max_abs;
         document.line(format!("noise of {precision}: {most:.3e} in a logit{effect}"));

@@ -15,12 +15,12 @@ use k3_core::exit::Exit;
 use k3_gates::fixtures::Fixtures;
 use k3_render::Document;
 
-/// What was typed.
+/// Arguments of `export`.
 #[derive(Debug, Args)]
 pub struct ExportArgs {
-    /// Folder to make; it must not be there yet, or be empty
+    /// Folder to create; it must not exist yet, or be empty
     dir: PathBuf,
-    /// Write the evidence sets tiny and mild, each with its checkpoint, and nothing else
+    /// Write only the evidence sets tiny and mild, each with its checkpoint
     #[arg(long)]
     sets: bool,
     #[command(flatten)]
@@ -58,7 +58,7 @@ pub fn run(args: &ExportArgs) -> Result<Exit, CommandError> {
 pub struct NewFolder(tempfile::TempDir);
 
 impl NewFolder {
-    /// Beside the folder that it will become.
+    /// Creates it next to `target`, whose name it will get.
     pub fn beside(target: &Path) -> Result<Self, CommandError> {
         let in_use = match fs::read_dir(target) {
             Ok(mut entries) => entries.next().is_some(),
@@ -66,7 +66,7 @@ impl NewFolder {
         };
         if in_use {
             let message = format!("{}: expected a new or empty folder", target.display());
-            return Err(usage(message, "nothing that is there is overwritten"));
+            return Err(usage(message, "existing files are never overwritten"));
         }
         let parent = match target.parent() {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
@@ -85,15 +85,15 @@ impl NewFolder {
         self.0.path()
     }
 
-    /// Gives it its name.
+    /// Renames it to `target`.
     pub fn keep(self, target: &Path) -> Result<(), CommandError> {
         use std::os::unix::fs::PermissionsExt as _;
-        // As an ordinary new folder, not for the owner alone; one that is empty makes room.
+        // With the permissions of an ordinary folder; an empty `target` is replaced.
         let ordinary = fs::Permissions::from_mode(0o755);
         fs::set_permissions(self.path(), ordinary)
             .and_then(|()| fs::rename(self.path(), target))
             .map_err(|error| cannot_write(target, &error))?;
-        // It is no longer under the temporary name; there is nothing to remove.
+        // The temporary name is gone, so dropping must not try to remove it.
         let _ = self.0.keep();
         Ok(())
     }

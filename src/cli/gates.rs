@@ -1,4 +1,4 @@
-//! `gates`: climb the ladder on the shipped sets or on other evidence, or run the kill matrix.
+//! `gates`: runs the ladder on the shipped sets or on other evidence, or runs the kill matrix.
 
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -33,41 +33,43 @@ use k3_gates::runner::SetState;
 use k3_gates::subjects;
 use k3_render::{Document, json};
 
-/// What was typed.
+/// Arguments of `gates`.
 #[derive(Debug, Args)]
 pub struct GatesArgs {
-    /// Climb on this evidence set instead of the shipped ones (repeatable)
+    /// Run the ladder on this evidence set instead of the shipped ones (repeatable)
     #[arg(long, value_name = "DIR")]
     evidence: Vec<PathBuf>,
-    /// Take fixtures and tiny oracle from this folder instead of the binary
+    /// Read the fixtures and the tiny oracle from this folder instead of the binary
     #[arg(long, value_name = "DIR")]
     fixtures: Option<PathBuf>,
-    /// Run only the gates that fit: SET/GATE, GATE, or either with @SUBJECT; * and ? are wild
+    /// Run only the gates that match: SET/GATE, GATE, or either with @SUBJECT; * and ? are
+    /// wildcards
     #[arg(long, value_name = "GLOB")]
     only: Option<String>,
-    /// Leave nothing out (minutes): `invariance` over every combination of its factors, every gate
-    /// on the mild twin too; with --mutants every cell of the matrix
+    /// Skip nothing (takes minutes): `invariance` over every combination of its factors, every gate
+    /// on the mild twin too; with --mutants, every cell of the matrix
     #[arg(long, conflicts_with = "list")]
     exhaustive: bool,
-    /// List the gates and run none
+    /// List the gates without running them
     #[arg(long)]
     list: bool,
     /// Run the kill matrix: every mutant against every gate
     #[arg(long, conflicts_with_all = ["evidence", "only", "list"])]
     mutants: bool,
-    /// Family of mutants (repeatable, all without it): a of the f64 reference, b the same rounded
-    /// to f32 at the engine's tolerances, c of the engine's arithmetic and state
+    /// Family of mutants (repeatable): a, mistakes in the f64 reference; b, the same
+    /// rounded to f32 and judged at the engine's tolerances; c, mistakes in the engine's arithmetic
+    /// and state
     #[arg(long, value_name = "LETTER", default_values = ["a", "b", "c"],
         value_parser = ["a", "b", "c"], requires = "mutants")]
     family: Vec<String>,
-    /// Only the mutants of the matrix whose name fits; * and ? are wild
+    /// Run only the mutants whose id matches; * and ? are wildcards
     #[arg(long, value_name = "GLOB", requires = "mutants")]
     mutant: Option<String>,
-    /// Write the ratios of this run, to be committed as the ratchet, instead of judging by it
+    /// Write the ratios of this run as a new ratchet file instead of judging by the committed one
     #[arg(long, value_name = "FILE", conflicts_with_all = ["evidence", "only", "list", "mutants",
         "engine_cmd", "precision", "mla_norm_eps"])]
     write_ratchet: Option<PathBuf>,
-    /// Find the smallest error of each clause's value that each gate still sees
+    /// Find, for each site, the smallest error that each gate still catches
     #[arg(long, conflicts_with_all = ["evidence", "only", "list", "mutants", "engine_cmd",
         "precision", "mla_norm_eps", "exhaustive", "write_ratchet"])]
     least_error: bool,
@@ -76,15 +78,15 @@ pub struct GatesArgs {
     mla_norm_eps: f64,
     #[command(flatten)]
     threads: ThreadsArgs,
-    /// Put this executable in the engine's place; `--help` tells the protocol
+    /// Judge this executable instead of the engine; `--help` describes the protocol
     #[arg(long, value_name = "CMD {model} {ids} {gen} {logits}", long_help = ENGINE_CMD_HELP,
         conflicts_with_all = ["mutants", "list"])]
     engine_cmd: Option<String>,
-    /// Seconds that one launch of the executable may take
+    /// Time limit for one launch of the executable
     #[arg(long, value_name = "SECONDS", default_value_t = 600, requires = "engine_cmd",
         value_parser = clap::value_parser!(u32).range(1..))]
     engine_timeout: u32,
-    /// Precision of the judged activations: tolerances are 8 times its measured noise floor
+    /// Activation precision of the judged engine: tolerances are 8 times its measured noise floor
     #[arg(long, value_name = "P", value_parser = choice::<Precision>(),
         conflicts_with_all = ["mutants", "list"])]
     precision: Option<Precision>,
@@ -92,8 +94,8 @@ pub struct GatesArgs {
     output: OutputArgs,
 }
 
-/// The protocol in short; `gates::engine_command` has all of it.
-const ENGINE_CMD_HELP: &str = "Put this executable in the engine's place (teacher forcing, \
+/// The protocol in short; `k3_gates::engine_command` documents it in full.
+const ENGINE_CMD_HELP: &str = "Judge this executable instead of the engine (teacher forcing, \
 greedy, incremental). The text is split into words as a shell does, then {model} becomes a \
 checkpoint folder, {ids} ids with commas, {gen} the number of ids to generate greedily (1 or \
 more), {logits} a file to write. The command prints the generated ids as its last line, with \
@@ -158,7 +160,7 @@ fn climb(args: &GatesArgs) -> Result<Exit, CommandError> {
     Ok(report.exit())
 }
 
-/// The ladder that was asked for.
+/// The ladder as the arguments ask for it.
 fn ladder(args: &GatesArgs) -> Result<Ladder, CommandError> {
     let mut ladder = if args.evidence.is_empty() {
         Ladder::of_fixtures(open_fixtures(args)?)
@@ -168,8 +170,8 @@ fn ladder(args: &GatesArgs) -> Result<Ladder, CommandError> {
     ladder = ladder.mla_norm_eps(args.mla_norm_eps).threads(args.threads.count());
     if let Some(command) = engine_command(args)? {
         ladder = ladder.subject(command);
-        // It cannot be told another epsilon. To compare it with engines that have one, the sets'
-        // answers are those of the reference under that epsilon.
+        // A foreign engine cannot be given another epsilon, so the sets' answers are recomputed by
+        // the reference with that epsilon.
         if args.mla_norm_eps != MLA_NORM_EPS {
             ladder = ladder.answered_anew()?;
         }
@@ -189,7 +191,7 @@ fn ladder(args: &GatesArgs) -> Result<Ladder, CommandError> {
     Ok(ladder)
 }
 
-/// The executable of `--engine-cmd` as a subject, found runnable.
+/// The executable of `--engine-cmd` as a subject, after checking that it can be run.
 fn engine_command(args: &GatesArgs) -> Result<Option<EngineCommand>, CommandError> {
     let Some(text) = &args.engine_cmd else {
         return Ok(None);
@@ -201,7 +203,7 @@ fn engine_command(args: &GatesArgs) -> Result<Option<EngineCommand>, CommandErro
     Ok(Some(EngineCommand { template, precision }))
 }
 
-/// Writes what this run and the layers of its sets show as the ratchet.
+/// Writes the ratios of this run and of the layers of its sets as a ratchet file.
 fn write_ratchet(
     file: &Path,
     report: &GateReport,
@@ -214,7 +216,7 @@ fn write_ratchet(
     output::write_whole(file, json::to_text(&observed).map_err(bad_input)?.as_bytes())
 }
 
-/// What was read, as typed.
+/// The inputs, as typed.
 fn inputs(args: &GatesArgs) -> Vec<String> {
     let paths = args.evidence.iter().chain(&args.fixtures);
     paths.map(|path| path.display().to_string()).chain(args.engine_cmd.clone()).collect()
@@ -225,7 +227,7 @@ fn open_fixtures(args: &GatesArgs) -> Result<Fixtures, CommandError> {
     Ok(folder.map_or_else(Fixtures::embedded, Fixtures::from_folder)?)
 }
 
-/// The kernel fixtures and the first set that ships: on what mutants and perturbations run.
+/// What mutants and perturbations run on: the kernel fixtures and the first shipped set.
 fn shipped_evidence(
     fixtures: &Fixtures,
 ) -> Result<(KernelFixtures, Box<EvidenceSet>), CommandError> {
@@ -245,7 +247,7 @@ fn least_error(args: &GatesArgs) -> Result<Exit, CommandError> {
     Ok(report.exit())
 }
 
-/// The mutants of the families and the name asked for.
+/// The mutants selected by --family and --mutant.
 fn wanted_mutants(args: &GatesArgs) -> Result<Vec<Mutant>, CommandError> {
     let name = args.mutant.as_deref().map(Glob::new);
     let mut mutants = subjects::mutants();
@@ -255,9 +257,9 @@ fn wanted_mutants(args: &GatesArgs) -> Result<Vec<Mutant>, CommandError> {
             && name.as_ref().is_none_or(|glob| glob.matches(&mutant.id))
     });
     if mutants.is_empty() {
-        let error = anyhow::anyhow!("--mutant: no mutant of these families fits");
+        let error = anyhow::anyhow!("--mutant: no mutant of these families matches");
         return Err(CommandError::new(error, Exit::Incomplete)
-            .hint("reports/kill-matrix/report.txt has the names"));
+            .hint("reports/kill-matrix/report.txt lists the ids"));
     }
     Ok(mutants)
 }
@@ -266,7 +268,7 @@ fn mutants(args: &GatesArgs) -> Result<Exit, CommandError> {
     let mutants = wanted_mutants(args)?;
     let fixtures = open_fixtures(args)?;
     let (kernels, tiny) = shipped_evidence(&fixtures)?;
-    // A few mutants cover no table of clauses.
+    // A selection of mutants by name covers no table of clauses.
     let asked = |letter: &str| args.mutant.is_none() && args.family.iter().any(|f| f == letter);
     let covered: [(&str, mutants_report::ClauseTable); 3] = [
         ("a", ("the model", &clauses::MODEL, &['a'])),

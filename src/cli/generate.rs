@@ -35,7 +35,7 @@ use planning::streams_vocabulary;
 use text::{RunText, TextOutput};
 use watch::{Outputs, RunWatch};
 
-/// What is there before memory is taken.
+/// What is known before memory is allocated.
 struct Prepared {
     start: Instant,
     folder: PathBuf,
@@ -82,7 +82,7 @@ pub fn run(args: &GenerateArgs) -> Result<Exit, CommandError> {
     execute(args, prepared)
 }
 
-/// How the prepared run is made: its memory, printed before it is taken, and what follows from it.
+/// Prepares the run: its memory plan, printed before anything is allocated, and its options.
 fn choose(
     args: &GenerateArgs,
     prepared: &Prepared,
@@ -99,13 +99,14 @@ fn choose(
     let mut stream =
         StreamOptions::of_plan(&plan, args.model.policy, streams_vocabulary(&args.model));
     if args.save_state.is_none() {
-        // A state is whole between two passes only: who wants it waits for the end of this one.
+        // A state is consistent only between forward passes: with --save-state the current one
+        // completes.
         stream.stop = prepared.interrupt.clone();
     }
     Ok((plan, options, stream))
 }
 
-/// Plans, takes the memory, computes, reports.
+/// Plans, allocates, computes, reports.
 fn execute(args: &GenerateArgs, prepared: Prepared) -> Result<Exit, CommandError> {
     let (plan, options, stream) = choose(args, &prepared)?;
     let Prepared { kernels, files, identity, saved, text, request, interrupt, .. } = prepared;
@@ -134,7 +135,7 @@ fn execute(args: &GenerateArgs, prepared: Prepared) -> Result<Exit, CommandError
     let (steps, pending) =
         if computed.complete { watch.finish()? } else { (watch.give_up()?, Pending::new()) };
     if !said {
-        // Some file systems refuse at the first read and not at open.
+        // Some file systems refuse direct reads at the first read, not at open.
         say_direct(&streamed);
     }
     let state = (&sequence, &request, &computed);
@@ -168,16 +169,16 @@ fn execute(args: &GenerateArgs, prepared: Prepared) -> Result<Exit, CommandError
     deliver(args, &report, saved)
 }
 
-/// Ctrl-C and SIGTERM from here on as a flag.
+/// From here on Ctrl-C and SIGTERM set a flag.
 pub fn listen() -> Result<Interrupt, CommandError> {
     Interrupt::listen().map_err(bad_input)
 }
 
-/// What a run came to.
+/// The result of a run.
 struct Computed {
     generated: Generated,
     forced: Option<TeacherForcing>,
-    /// Whether it came to its end.
+    /// Whether it ran to completion.
     complete: bool,
     /// Seconds from the first pass to the last.
     seconds: f64,
@@ -212,15 +213,15 @@ fn compute(
     }
 }
 
-/// What an interrupted run says: how far it came, and how to go on.
+/// The error of an interrupted run: how far it got, and how to resume.
 fn interrupted(args: &GenerateArgs, report: &RunReport, saved: bool) -> CommandError {
     let error = CommandError::new(anyhow::anyhow!(report.progress()), Exit::Incomplete);
     match &args.save_state {
         Some(path) if saved => {
             let path = path.display();
-            error.hint(format!("--load-state {path} goes on from there"))
+            error.hint(format!("--load-state {path} continues from there"))
         }
-        Some(_) => error.hint("no pass was finished, so there is no state and nothing is written"),
+        Some(_) => error.hint("no forward pass completed, so no state was written"),
         None if args.tf_check || args.full_recompute => {
             error.hint("logits and traces are written by whole runs only")
         }
@@ -244,18 +245,19 @@ fn deliver(args: &GenerateArgs, report: &RunReport, saved: bool) -> Result<Exit,
     }
     output::write_page(&args.output, &document)?;
     if !report.complete {
-        // Half of the ids asked for are no result: they are in the error line and the report.
+        // An incomplete list of ids is not a result: it appears in the error line and the report
+        // only.
         return Err(interrupted(args, report, saved));
     }
     if args.output.format == Format::Json || report.generated_text.is_some() {
-        // Text went out as it was made.
+        // Text was already streamed.
         return Ok(Exit::Conforms);
     }
     output::print(&line)?;
     Ok(Exit::Conforms)
 }
 
-/// Text for people who watch; a closed stderr is no error.
+/// Text for people watching; a closed stderr is not an error.
 pub fn eprint_text(text: &str) {
     let _ = std::io::stderr().lock().write_all(text.as_bytes());
 }
@@ -264,25 +266,25 @@ fn say_layers(files: &ModelFiles) {
     let (run, all) = (files.shape.layers.len(), files.config.num_hidden_layers);
     if run < all {
         eprint_text(&format!(
-            "NOTE: only the first {run} of {all} layers are run: the ids are not the model's\n"
+            "NOTE: only the first {run} of {all} layers run: the ids are not the model's\n"
         ));
     }
 }
 
-/// One note for files that are read through the page cache; whether there was cause.
+/// Prints one note if files are read through the page cache; returns whether it did.
 fn say_direct(streamed: &StreamedEngine) -> bool {
     let files = streamed.layers.files().iter().chain(streamed.experts.files());
     let cached = files.into_iter().find(|file| !file.is_direct());
     if let Some(file) = cached {
         let path = file.path().display();
         eprint_text(&format!(
-            "note: direct reads are refused for {path}: it is read through the page cache\n"
+            "note: {path} does not support direct reads and is read through the page cache\n"
         ));
     }
     cached.is_some()
 }
 
-/// The identity, where something of this run is bound to it. A partial checkpoint has none.
+/// The checkpoint identity, if an output of this run is bound to it. A partial checkpoint has none.
 fn identity(args: &GenerateArgs, files: &ModelFiles) -> Result<Option<Identity>, CommandError> {
     let bound = args.save_state.is_some() || args.load_state.is_some();
     match files.identity() {
@@ -306,7 +308,7 @@ fn open_state(
     Ok(Some(saved))
 }
 
-/// The sequence to go on with; ids outside the vocabulary are refused before any work.
+/// The sequence to continue; ids outside the vocabulary are refused before any work.
 fn request(
     args: &GenerateArgs,
     files: &ModelFiles,
@@ -318,7 +320,7 @@ fn request(
     let typed = args.ids.as_ref().map(|ids| &ids.0[..]);
     let given = typed.or(prompt.as_deref()).unwrap_or_default();
     if given.is_empty() && saved.is_none() {
-        return Err(usage("the prompt is empty: there is nothing to go on from"));
+        return Err(usage("the prompt is empty"));
     }
     if args.tf_check {
         enough_to_check(given.len())?;
@@ -335,7 +337,7 @@ fn request(
     ids.extend_from_slice(given);
     if ids.len() == fed {
         return Err(usage(
-            "every id of the state has been fed: give --ids or --prompt to go on".to_owned(),
+            "every id of the state has been fed: give --ids or --prompt to continue".to_owned(),
         ));
     }
     Ok(Request {
@@ -364,8 +366,8 @@ fn trace_header(
     header
 }
 
-/// Writes the state where it was asked for and is one: a pass that was given up leaves none. Says
-/// whether it was written.
+/// Writes the state if asked to. An abandoned pass leaves no consistent state. Returns whether it
+/// was written.
 fn save_state(
     args: &GenerateArgs,
     files: &ModelFiles,
@@ -409,7 +411,7 @@ fn settings(
     }
 }
 
-/// `computed_seconds` are those of a run without steps: a check by teacher forcing.
+/// `computed_seconds` is the time of a run without steps (teacher forcing).
 fn totals(
     streamed: &StreamedEngine,
     steps: &[k3_engine::generate::report::StepRow],
@@ -453,5 +455,5 @@ fn peak(plan: &MemoryPlan) -> Option<Peak> {
     })
 }
 
-/// Files of a run that have no names yet.
+/// Output files of a run that are still under temporary names.
 type Pending = Vec<PendingFile>;

@@ -17,15 +17,15 @@ use k3_gates::report::inspect::{InspectReport, SCHEMA, Sizes};
 
 /// What a checkpoint holds: census by class and dtype, layer map, counts, end ids.
 ///
-/// A checkpoint of which some shards are missing is inspected as far as it goes; the report says
-/// what is absent and the exit code stays 0. Tensors of another dtype, shape or name than the
-/// config implies exit 1; a --tensor pattern that fits nothing exits 4.
+/// A checkpoint with missing shards is inspected as far as possible; the report lists what is
+/// absent and the exit code stays 0. Exits 1 if a tensor has another dtype, shape or name than the
+/// config implies, 4 if a --tensor pattern matches nothing.
 #[derive(Debug, Args)]
 pub struct InspectArgs {
     #[command(flatten)]
     checkpoint: CheckpointArgs,
-    /// Read the tensors that fit and print min, max, mean, rms, NaN, share of zeros, distinct
-    /// scale bytes (repeatable); * and ? are wild
+    /// Read the tensors that match and print min, max, mean, rms, NaN count, share of zeros,
+    /// distinct scale bytes (repeatable); * and ? are wildcards
     #[arg(long, value_name = "GLOB")]
     tensor: Vec<String>,
     #[command(flatten)]

@@ -27,7 +27,7 @@ use k3_gates::glob::Glob;
 use k3_gates::layers::journal;
 use k3_gates::layers::journal::{Header, Journal};
 use k3_gates::layers::judge::Judge;
-use k3_gates::layers::parts::places;
+use k3_gates::layers::merge::places;
 use k3_gates::layers::range::LayerRange;
 use k3_gates::layers::ratchet::Recorded;
 use k3_gates::layers::run::{Chain, Input, Run, RunError, Step, Subject, steps};
@@ -39,15 +39,15 @@ use k3_gates::report::layers::{
 use k3_reference::Reader;
 use k3_reference::local::Arithmetic;
 
-/// Engine (or a foreign dump) against the f64 reference, layer by layer, on a real or partial
-/// checkpoint.
+/// Compare the engine (or a foreign dump) with the f64 reference, layer by layer, on a whole or
+/// partial checkpoint.
 ///
 /// RANGE is 0..92 (BOTH ends included: all 93 layers), 7, 0,3,91..92, or all; a reversed range, a
-/// layer twice and a layer the model does not have exit 2. `all` judges the embedding (of chained
-/// input) and the closing stages too. Each layer is fed a prefill and then single tokens on the
-/// carried state. The verdict is local: each stage recomputed in f64 from the subject's own inputs
-/// to it; beside it stands the chained comparison from the layer's input. Ctrl-C ends the run
-/// after the layer at work, with a valid report of what there is and exit code 4.
+/// repeated layer or a layer the model does not have exits with 2. `all` judges the embedding (of
+/// chained input) and the closing stages too. Each layer is fed a prefill and then single tokens on
+/// the carried state. The verdict is local: each stage is recomputed in f64 from the subject's own
+/// inputs to it. The report also shows the chained comparison from the layer's input. Ctrl-C stops
+/// after the current layer, writes a valid partial report and exits with 4.
 #[derive(Debug, Args)]
 pub struct LayersArgs {
     /// The checkpoint, whole or in part, unless --model or K3_MODEL names it, then the layers, both
@@ -61,36 +61,37 @@ pub struct LayersArgs {
     /// --ids), or a dump of stages in safetensors
     #[arg(long, value_name = "synthetic|chain|FILE", default_value = "synthetic")]
     input: String,
-    /// Ids of the chain
+    /// Ids that chained input starts from
     #[arg(long, value_name = "1,2,3", value_delimiter = ',', allow_hyphen_values = true)]
     ids: Vec<u32>,
     /// Seed of synthetic input [default: 1]
     #[arg(long, value_name = "N")]
     seed: Option<u64>,
-    /// Tokens of the prefill of synthetic input [default: 8]; of other input all but --singles
+    /// Tokens in the prefill of synthetic input [default: 8]; other input is prefilled with all but
+    /// --singles
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u16).range(1..=4096))]
     prefill: Option<u16>,
-    /// Single tokens after it
+    /// Single tokens after the prefill
     #[arg(long, value_name = "N", default_value_t = 2,
         value_parser = clap::value_parser!(u16).range(0..=256))]
     singles: u16,
-    /// Judge this dump of another engine instead of ours
+    /// Judge this dump of another engine instead of our engine
     #[arg(long, value_name = "FILE")]
     engine_dump: Option<PathBuf>,
-    /// What the judged dump's engine keeps its activations in [default: the narrowest dtype of
+    /// Activation precision of the engine that produced the dump [default: the narrowest dtype in
     /// the dump]
     #[arg(long, value_name = "P", value_parser = choice::<Precision>(), requires = "engine_dump")]
     precision: Option<Precision>,
-    /// Let the reference read another copy
+    /// Checkpoint folder that the reference reads instead
     #[arg(long, value_name = "DIR")]
     reference_model: Option<PathBuf>,
-    /// Only the stages that fit, such as kda.*
+    /// Only the stages whose names match, such as kda.*
     #[arg(long, value_name = "GLOB")]
     stages: Option<String>,
-    /// Only part i of N of the range; merge joins the reports
+    /// Run only part i of N of the range; `merge` joins the reports
     #[arg(long, value_name = "i/N")]
     part: Option<Part>,
-    /// Go on with the run whose journal lies in --out
+    /// Resume the run journalled in --out
     #[arg(long, requires = "out")]
     resume: bool,
     /// Epsilon of the two low-rank norms in MLA, on both sides
@@ -110,13 +111,13 @@ pub fn run(args: &LayersArgs) -> Result<Exit, CommandError> {
     pool.install(|| execute(args, plan))
 }
 
-/// What was typed, checked against the model.
+/// The arguments, checked against the model.
 struct Plan {
     start: Instant,
     threads: usize,
     folder: PathBuf,
     config: RawConfig,
-    /// The same by the reference's own reading.
+    /// The config as the reference reads it.
     reference_config: RawConfig,
     shape: ModelShape,
     checkpoint: Arc<Checkpoint>,
@@ -142,7 +143,7 @@ impl LayersArgs {
         self.seed.unwrap_or(SEED)
     }
 
-    /// What is drawn cannot be said of input that is given.
+    /// Options of drawn input are refused for given input.
     fn check_drawn(&self, is_given: bool) -> Result<(), CommandError> {
         let drawn = [("--seed", self.seed.is_some()), ("--prefill", self.prefill.is_some())];
         match drawn.into_iter().find(|(_, is_said)| is_given && *is_said) {
@@ -161,13 +162,13 @@ impl Plan {
             let text = if is_chain {
                 "--input chain needs --ids"
             } else {
-                "--ids belong to --input chain"
+                "--ids belongs to --input chain"
             };
             return Err(usage(text));
         }
         let is_file = !is_chain && args.input != "synthetic";
         if args.engine_dump.is_some() && (is_file || is_chain) {
-            let text = "a judged dump is its own input: --engine-dump stands without --input";
+            let text = "--engine-dump excludes --input: a judged dump is its own input";
             return Err(usage(text));
         }
         args.check_drawn(is_chain || is_file || args.engine_dump.is_some())?;
@@ -217,7 +218,7 @@ impl Plan {
         })
     }
 
-    /// What the subject computes in.
+    /// The arithmetic of the subject.
     fn arithmetic(&self, args: &LayersArgs) -> Arithmetic {
         match (&self.dump, args.engine_dump.is_some()) {
             (Some(dump), true) => Arithmetic::of(args.precision.unwrap_or(dump.precision)),
@@ -340,7 +341,7 @@ fn execute(args: &LayersArgs, mut plan: Plan) -> Result<Exit, CommandError> {
                 }
                 let seconds = start.elapsed().as_secs_f64();
                 live.row(&row)?;
-                keep(args, &mut journal, &run.input, (&row, seconds), step)?;
+                record(args, &mut journal, &run.input, (&row, seconds), step)?;
                 report.provenance.row_seconds.insert(name, seconds);
                 report.rows.push(row);
             }
@@ -446,7 +447,7 @@ fn open_journal(
     Ok((Some(journal), Vec::new()))
 }
 
-/// Takes up the chain where the journal's run left it.
+/// Resumes the chain where the journalled run stopped.
 fn resume_chain(args: &LayersArgs, input: &mut Input) -> Result<(), CommandError> {
     if let (Input::Chain { chain, .. }, Some(folder), true) = (input, &args.output.out, args.resume)
     {
@@ -456,8 +457,8 @@ fn resume_chain(args: &LayersArgs, input: &mut Input) -> Result<(), CommandError
     Ok(())
 }
 
-/// The chain first: a row in the journal has its chain beside it.
-fn keep(
+/// Writes the chain before the row, so that every journalled row has its chain.
+fn record(
     args: &LayersArgs,
     journal: &mut Option<Journal>,
     input: &Input,
@@ -473,7 +474,7 @@ fn keep(
     Ok(journal.add(row, seconds)?)
 }
 
-/// Text goes out while the run goes on.
+/// Prints rows during the run.
 struct Live {
     is_text: bool,
 }
@@ -510,7 +511,7 @@ fn finish(
     }
 }
 
-/// Writes report, plot and page; prints what has not been printed.
+/// Writes report, plot and page, and prints the rest of the text.
 pub(super) fn deliver(
     args: &OutputArgs,
     report: &LayersReport,

@@ -1,4 +1,4 @@
-//! `logits A B`: two logit files of anyone, compared.
+//! `logits A B`: compares two logit files of any engine.
 
 use std::path::PathBuf;
 use std::time::Instant;
@@ -6,26 +6,26 @@ use std::time::Instant;
 use clap::Args;
 use serde::Serialize;
 
-use super::basis::BasisArgs;
 use super::output::{self, CommandError, OutputArgs, bad_input};
+use super::tolerance::ToleranceArgs;
 use k3_core::Precision;
 use k3_core::exit::Exit;
 use k3_core::host::provenance::{Provenance, default_threads};
 use k3_gates::compare::{LogitComparison, LogitFile, compare_logits, id_list};
 use k3_render::{Document, Table, left};
 
-/// What was typed.
+/// Arguments of `logits`.
 #[derive(Debug, Args)]
 pub struct LogitsArgs {
     /// The subject: raw f32, JSON with `logits_bits`, safetensors, run JSON
     a: PathBuf,
-    /// What it is held against, in any of the same forms
+    /// The expected logits, in any of the same formats
     b: PathBuf,
-    /// Logits per row, where neither file says
+    /// Logits per row, if neither file says
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     vocabulary: Option<u32>,
     #[command(flatten)]
-    basis: BasisArgs,
+    tolerance: ToleranceArgs,
     #[command(flatten)]
     output: OutputArgs,
 }
@@ -79,12 +79,12 @@ pub fn run(args: &LogitsArgs) -> Result<Exit, CommandError> {
     let rows = b.values.len() / vocabulary;
     if let Some(difference) = a.differs_in_ids(&b, rows) {
         let error = anyhow::anyhow!("made from different ids: {difference}");
-        let hint = "logits after different ids have nothing in common to compare";
+        let hint = "logits computed from different ids cannot be compared";
         return Err(CommandError::new(error, Exit::Disagrees).hint(hint));
     }
     let exact = b.stored == Precision::F64;
     let ids = a.prompt_ids.as_deref().or(b.prompt_ids.as_deref());
-    let basis = args.basis.decide(exact, &b.header, a.stored, ids)?;
+    let basis = args.tolerance.decide(exact, &b.header, a.stored, ids)?;
     let tolerance = basis.tolerance("logits", &b.values);
     let comparison = compare_logits(&a.values, &b.values, vocabulary, &tolerance);
     let exit = if comparison.passed { Exit::Conforms } else { Exit::Disagrees };
@@ -105,12 +105,12 @@ pub fn run(args: &LogitsArgs) -> Result<Exit, CommandError> {
     Ok(exit)
 }
 
-/// The size of a row: what a file says, what was typed, or else one row.
+/// The size of a row: as a file or --vocabulary says, else the whole file is one row.
 fn vocabulary(args: &LogitsArgs, a: &LogitFile, b: &LogitFile) -> Result<usize, CommandError> {
     let typed = args.vocabulary.map(|size| size as usize);
-    let said = [typed, b.vocabulary, a.vocabulary];
-    let size = said.into_iter().flatten().next().unwrap_or(b.values.len());
-    for other in said.into_iter().flatten() {
+    let stated = [typed, b.vocabulary, a.vocabulary];
+    let size = stated.into_iter().flatten().next().unwrap_or(b.values.len());
+    for other in stated.into_iter().flatten() {
         if other != size {
             let error = anyhow::anyhow!("vocabulary: expected {size}, got {other}");
             return Err(CommandError::new(error, Exit::Disagrees)
@@ -158,7 +158,7 @@ fn document(report: &LogitReport, args: &LogitsArgs) -> Document {
     document
 }
 
-/// What was found, a number a row.
+/// The results, one number per row.
 fn numbers(comparison: &LogitComparison, vocabulary: usize) -> Table {
     let record = &comparison.record;
     let mut table = Table::new([left("", 0), left("", 0)]);
@@ -188,7 +188,7 @@ fn numbers(comparison: &LogitComparison, vocabulary: usize) -> Table {
     table
 }
 
-/// How far the rows agree in what they rate highest.
+/// How far the rows agree on the highest logits.
 fn agreement(table: &mut Table, comparison: &LogitComparison, vocabulary: usize) {
     let rows = &comparison.rows;
     match rows.as_slice() {
@@ -201,7 +201,7 @@ fn agreement(table: &mut Table, comparison: &LogitComparison, vocabulary: usize)
             table.row(["argmax", &format!("{same} of {} rows", rows.len())]);
             for row in rows.iter().filter(|row| row.argmax_got != row.argmax_expected) {
                 let what = format!(
-                    "row {}: {} against {}, rated {:.3e} lower: {}",
+                    "row {}: {} against {}, {:.3e} lower: {}",
                     row.row,
                     row.argmax_got,
                     row.argmax_expected,

@@ -7,13 +7,14 @@ use clap::Args;
 use super::layers::deliver;
 use super::output::{self, CommandError, OutputArgs, bad_input};
 use k3_core::exit::Exit;
-use k3_gates::layers::parts::merge;
+use k3_gates::layers::merge::merge;
 use k3_gates::report::layers::{LayersReport, SCHEMA};
 
-/// Joins the reports of all parts of one `layers --part i/N` run.
+/// Join the reports of all parts of a `layers --part i/N` run.
 ///
-/// Refuses parts missing (4), a part twice, and parts of different inputs, versions or checkpoints
-/// (3). The joined report is that of the undivided run but for provenance, and so is the exit code.
+/// Refuses missing parts (exit 4), repeated parts, and parts with different inputs, versions or
+/// checkpoints (exit 3). Apart from provenance, the joined report and the exit code are those of
+/// the undivided run.
 #[derive(Debug, Args)]
 pub struct MergeArgs {
     /// Folders given to --out, or their report.json

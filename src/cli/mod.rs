@@ -1,7 +1,6 @@
-//! The command line: one file per subcommand. What was typed becomes a checked plan, the plan is
-//! run, the result is reported; below this module nothing is unvalidated.
+//! The command line, one file per subcommand. Arguments become a checked plan, the plan runs, the
+//! result is reported; nothing below this module sees unvalidated input.
 
-mod basis;
 mod bench;
 mod check;
 mod choice;
@@ -27,6 +26,7 @@ mod synth;
 mod text_input;
 mod threads;
 mod tokenize;
+mod tolerance;
 
 use std::io::Write as _;
 
@@ -37,9 +37,9 @@ pub use output::CommandError;
 
 /// A verification-first harness for Kimi K3.
 ///
-/// Exit codes: 0 everything asked for was checked and conforms; 1 something disagrees; 2 usage;
-/// 3 an input is missing, unreadable or corrupt; 4 incomplete (nothing selected, something NOT
-/// RUN); 5 refused, it would not fit the memory limit.
+/// Exit codes: 0 everything asked for was checked and conforms; 1 something disagrees; 2 usage; 3
+/// an input is missing, unreadable or corrupt; 4 incomplete (nothing selected, something NOT RUN);
+/// 5 refused, it would exceed the memory limit.
 #[derive(Debug, Parser)]
 #[command(name = "k3-verify", version, max_term_width = 100)]
 struct Cli {
@@ -49,7 +49,7 @@ struct Cli {
 
 #[derive(Debug, Subcommand)]
 enum Command {
-    /// Climb the ladder on the shipped sets or on other evidence
+    /// Run the ladder of gates on the shipped sets or on other evidence
     Gates(gates::GatesArgs),
     /// Study the expert cache offline: hit rates at every capacity, bytes and seconds per token
     Simcache(Box<simcache::SimcacheArgs>),
@@ -60,7 +60,7 @@ enum Command {
     Compare(compare::CompareArgs),
     /// Write the stage tensors of one pass
     Dump(dump::DumpArgs),
-    /// Make an evidence set for any checkpoint, answers by the f64 reference
+    /// Make an evidence set for any checkpoint, with answers from the f64 reference
     Evidence(evidence::EvidenceArgs),
     /// Write the shipped fixtures and the tiny oracle to disk
     Export(export::ExportArgs),
@@ -75,8 +75,8 @@ enum Command {
     Layers(Box<layers::LayersArgs>),
     Merge(merge::MergeArgs),
     Tokenize(tokenize::TokenizeArgs),
-    /// Before anything is downloaded or run: memory by component, or with RANGE the files, bytes,
-    /// memory and time of a run of layers
+    /// Plan before downloading or running: memory by component or, with RANGE, the files, bytes,
+    /// memory and time of a `layers` run
     Plan(Box<plan::PlanArgs>),
     /// Print shell completions
     Completions {

@@ -1,5 +1,5 @@
-//! What commands on a checkpoint share: which folder, which ids, which epsilon. `K3_MODEL`, the one
-//! environment variable, names an input and is read here alone.
+//! Arguments shared by commands on a checkpoint: folder, ids, epsilon. `K3_MODEL`, the only
+//! environment variable, names an input and is read only here.
 
 use std::path::{Path, PathBuf};
 
@@ -10,8 +10,8 @@ use k3_checkpoint::Checkpoint;
 use k3_core::config::RawConfig;
 use k3_gates::layers::range::LayerRange;
 
-/// Token ids as typed: decimal numbers with commas between them and nothing else, so that no
-/// slip of the pen turns into another id.
+/// Token ids as typed: decimal numbers separated by commas and nothing else, so that no typo
+/// becomes another id.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Ids(pub Vec<u32>);
 
@@ -65,7 +65,7 @@ pub fn named_model(given: Option<&Path>) -> Option<PathBuf> {
     given.map(Path::to_path_buf).or_else(named_by_environment)
 }
 
-/// Two checkpoints where one is read.
+/// The error for two checkpoints where one is expected.
 pub fn given_twice() -> CommandError {
     usage("a checkpoint is given twice, as MODEL and with --model", "give it once")
 }
@@ -79,8 +79,8 @@ pub fn parse_range(text: &Path) -> Result<LayerRange, CommandError> {
     Ok(text.to_string_lossy().parse::<LayerRange>()?)
 }
 
-/// The checkpoint, if one is named, and the argument after it, out of `[MODEL] LAST`, `--model`
-/// and `K3_MODEL`; `last` is what the other argument is called.
+/// The checkpoint, if one is named, and the argument after it, from `[MODEL] LAST`, `--model` and
+/// `K3_MODEL`; `last` names the other argument in messages.
 pub fn model_and_last(
     places: &[PathBuf],
     flag: Option<&Path>,
@@ -94,7 +94,7 @@ pub fn model_and_last(
     }
 }
 
-/// The same where there must be a checkpoint and an output follows it.
+/// The same for commands that need a checkpoint and an output.
 pub fn model_and_out(
     places: &[PathBuf],
     flag: Option<&Path>,
@@ -116,7 +116,7 @@ pub fn read_config(folder: &Path) -> Result<RawConfig, CommandError> {
     Ok(k3_checkpoint::config::read(&folder.join("config.json"))?)
 }
 
-/// The folder, which has to be one.
+/// Checks that the folder is one.
 ///
 /// # Errors
 /// No folder given (2); none there (3).
@@ -133,7 +133,7 @@ pub fn model_dir(given: Option<&Path>) -> Result<PathBuf, CommandError> {
     Err(bad_input(error).hint("a checkpoint is a folder with config.json and *.safetensors"))
 }
 
-/// What there is of a checkpoint.
+/// Opens a checkpoint, whole or partial.
 ///
 /// # Errors
 /// It cannot be opened (3).
@@ -164,6 +164,6 @@ pub fn check_target(out: &Path) -> Result<(), CommandError> {
     };
     tempfile::tempfile_in(folder).map(|_| ()).map_err(|error| {
         let error = anyhow::anyhow!("{}: cannot write: {error}", out.display());
-        bad_input(error).hint("its folder must be there and writable")
+        bad_input(error).hint("its folder must exist and be writable")
     })
 }

@@ -1,4 +1,4 @@
-//! What every command shares: output options, error lines, files written whole or not at all.
+//! Shared by all commands: output options, error lines, files written whole or not at all.
 
 use std::fmt::Display;
 use std::fs;
@@ -13,7 +13,7 @@ use k3_core::exit::{Exit, Exits};
 use k3_core::host::files::replace_file;
 use k3_render::{Document, json};
 
-/// The form of the report on stdout.
+/// The format of the report on stdout.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Format {
     /// For people.
@@ -25,7 +25,7 @@ pub enum Format {
 /// Options of every command that reports.
 #[derive(Debug, Clone, clap::Args)]
 pub struct OutputArgs {
-    /// Form of the report on stdout
+    /// Format of the report on stdout
     #[arg(long, value_enum, default_value_t = Format::Text)]
     pub format: Format,
     /// Folder for report.json, report.txt, the plots and report.html
@@ -43,12 +43,12 @@ pub fn progress(total: u64, what: &'static str) -> ProgressBar {
     bar.with_message(what)
 }
 
-/// A command that could not come to a verdict: one line, an optional hint, and the exit code.
+/// A command that could not reach a verdict: one error line, an optional hint, and the exit code.
 #[derive(Debug)]
 pub struct CommandError {
     /// What happened.
     pub error: anyhow::Error,
-    /// What to try.
+    /// The hint.
     pub hint: Option<String>,
     /// How the process ends.
     pub exit: Exit,
@@ -92,7 +92,7 @@ pub fn bad_input(error: impl Into<anyhow::Error>) -> CommandError {
     CommandError::new(error, Exit::BadInput)
 }
 
-/// So many worker threads; 0 for one per processor.
+/// Sets the number of worker threads; 0 for one per processor.
 pub fn pool(threads: usize) -> Result<ThreadPool, CommandError> {
     ThreadPoolBuilder::new().num_threads(threads).build().map_err(bad_input)
 }
@@ -100,7 +100,7 @@ pub fn pool(threads: usize) -> Result<ThreadPool, CommandError> {
 /// Writes the error to stderr and returns its exit code.
 pub fn report_error(error: &CommandError) -> Exit {
     let mut stderr = io::stderr().lock();
-    // A closed stderr leaves the exit code to speak.
+    // If stderr is closed, the exit code has to do.
     let _ = writeln!(stderr, "error: {}", in_one_line(&error.error));
     if let Some(hint) = &error.hint {
         let _ = writeln!(stderr, "hint: {hint}");
@@ -108,7 +108,7 @@ pub fn report_error(error: &CommandError) -> Exit {
     error.exit
 }
 
-/// An error and its causes; a cause that the error has told already is not told again.
+/// An error and its causes; a cause whose text the error already contains is omitted.
 fn in_one_line(error: &anyhow::Error) -> String {
     let mut line = String::new();
     for cause in error.chain() {
@@ -122,7 +122,7 @@ fn in_one_line(error: &anyhow::Error) -> String {
     line
 }
 
-/// A reader that closed the pipe has seen enough; any other failure to write is an error.
+/// A closed pipe is not an error; any other failure to write is.
 pub fn quiet_pipe(result: io::Result<()>) -> Result<(), CommandError> {
     match result {
         Err(error) if error.kind() != io::ErrorKind::BrokenPipe => {
@@ -133,8 +133,8 @@ pub fn quiet_pipe(result: io::Result<()>) -> Result<(), CommandError> {
     }
 }
 
-/// Prints a report in the chosen form and writes it to `--out`. A plot that cannot be drawn is an
-/// error after the numbers are out.
+/// Prints a report in the chosen format and writes it to `--out`. Numbers come first: a plot that
+/// cannot be drawn is an error after them.
 pub fn deliver(
     args: &OutputArgs,
     json: &impl serde::Serialize,
@@ -206,7 +206,7 @@ pub fn unwritable(path: &Path, error: &io::Error) -> CommandError {
 mod tests {
     use super::*;
 
-    /// Errors that name their cause and hand it on too said it twice or three times.
+    /// Errors that name their cause and also return it as source printed it two or three times.
     #[test]
     fn a_cause_is_told_once() {
         let cause = io::Error::new(io::ErrorKind::NotFound, "no such file");

@@ -18,7 +18,7 @@ use k3_engine::stream::pack;
 use k3_engine::stream::pack::{Packed, Progress, Stage};
 use k3_render::Document;
 
-/// What was typed.
+/// Arguments of `pack`.
 #[derive(Debug, Args)]
 pub struct PackArgs {
     /// The checkpoint, unless --model or K3_MODEL names it, then the folder for the packed trunk
@@ -63,7 +63,7 @@ pub fn run(args: &PackArgs) -> Result<Exit, CommandError> {
     let seconds = start.elapsed().as_secs_f64();
     if packed.resumed_layers > 0 {
         eprint_text(&format!(
-            "note: {} layers were there from an interrupted run\n",
+            "note: {} layers were already copied by an interrupted run\n",
             packed.resumed_layers
         ));
     }
@@ -88,7 +88,7 @@ fn bar() -> Option<ProgressBar> {
 }
 
 fn report(packed: &Packed, seconds: f64) -> (serde_json::Value, Document) {
-    // Of a pack that was gone on with, only a part was copied now.
+    // A resumed pack copied only a part in this run.
     let rate = if packed.resumed_layers == 0 {
         let rate = packed.bytes as f64 / 1e6 / seconds.max(1e-9);
         format!(" ({rate:.0} MB/s)")
@@ -102,7 +102,7 @@ fn report(packed: &Packed, seconds: f64) -> (serde_json::Value, Document) {
         in_units(packed.bytes)
     ));
     document.line(format!(
-        "the largest layer has {}: a ring slot that holds any of them takes as much",
+        "the largest layer has {}, which is the size of a ring slot",
         in_units(packed.largest_run_bytes)
     ));
     let json = serde_json::json!({

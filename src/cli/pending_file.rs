@@ -1,5 +1,5 @@
-//! An output file of a long run: made at once, so that what cannot be written is found before the
-//! work, and given its name at the end, so that a run that dies leaves nothing half-written.
+//! An output file of a long run. It is created at once, so that an unwritable path is found before
+//! the work, and renamed at the end, so that a run that dies leaves nothing half-written.
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
@@ -9,7 +9,7 @@ use tempfile::NamedTempFile;
 use super::output::{CommandError, unwritable};
 use k3_core::host::files;
 
-/// A file that has no name yet.
+/// A file under a temporary name.
 #[derive(Debug)]
 pub struct PendingFile {
     file: NamedTempFile,
@@ -17,7 +17,7 @@ pub struct PendingFile {
 }
 
 impl PendingFile {
-    /// Makes it beside `path`.
+    /// Creates it in the folder of `path`.
     pub fn create(path: &Path) -> Result<Self, CommandError> {
         let file = files::temporary_beside(path).map_err(|reason| unwritable(path, &reason))?;
         Ok(Self { file, path: path.to_owned() })
@@ -35,7 +35,7 @@ impl PendingFile {
         file.map_err(|reason| unwritable(&self.path, &reason))
     }
 
-    /// Gives it its name.
+    /// Renames it to its path.
     pub fn finish(self) -> Result<(), CommandError> {
         files::finish(self.file, &self.path).map_err(|reason| unwritable(&self.path, &reason))
     }

@@ -1,4 +1,4 @@
-//! `plan`: the memory of a run by component, before it is taken; with RANGE a run of layers.
+//! `plan`: the memory of a run by component, before it is allocated; with RANGE, a `layers` run.
 
 use std::path::{Path, PathBuf};
 
@@ -16,12 +16,12 @@ use k3_gates::layers::range::LayerRange;
 use k3_render::Document;
 use k3_text::K3_VOCABULARY;
 
-/// What was typed.
+/// Arguments of `plan`.
 #[derive(Debug, Args)]
 pub struct PlanArgs {
-    /// The checkpoint, unless --model or K3_MODEL names it, and layers (both ends included, 0..92
-    /// is all 93) for a plan of `layers`: config and index are enough then, and without a
-    /// checkpoint the release is planned
+    /// The checkpoint, unless --model or K3_MODEL names it, and a RANGE (both ends included, 0..92
+    /// is all 93 layers) to plan a `layers` run: config and index are enough for that, and without
+    /// a checkpoint the release is planned
     #[arg(value_name = "[MODEL] [RANGE]", num_args = 0..=2)]
     places: Vec<PathBuf>,
     /// The checkpoint
@@ -31,7 +31,7 @@ pub struct PlanArgs {
     of_layers: PlanLayersArgs,
     #[command(flatten)]
     model: ModelArgs,
-    /// Positions that the sequence may reach
+    /// Length in positions that the sequence may reach
     #[arg(long, value_name = "N", default_value_t = 4096,
         value_parser = clap::value_parser!(u32).range(1..=1 << 28))]
     positions: u32,
@@ -54,7 +54,7 @@ pub fn run(args: &PlanArgs) -> Result<Exit, CommandError> {
     let trunk = args.model.trunk.as_deref();
     let files = ModelFiles::open(&folder, layers, trunk)?;
     let positions = args.positions as usize;
-    // Its text is written with a tokenizer, which is not open yet.
+    // A model with text output needs a tokenizer, which is not open yet.
     let tokenizer = (files.config.vocab_size == K3_VOCABULARY).then_some(0);
     let plan = generate::plan(&args.model, &files, positions, 1, tokenizer)?;
     let available = memory::available();
@@ -81,8 +81,8 @@ pub fn run(args: &PlanArgs) -> Result<Exit, CommandError> {
     Ok(Exit::Conforms)
 }
 
-/// The checkpoint and the range out of `[MODEL] [RANGE]`. A single argument is the checkpoint if
-/// there is such a folder or if it cannot be a range.
+/// The checkpoint and the range from `[MODEL] [RANGE]`. A single argument is the checkpoint if such
+/// a folder exists or it cannot be a range.
 fn places(args: &PlanArgs) -> Result<(Option<PathBuf>, Option<LayerRange>), CommandError> {
     let like_a_range = |text: &str| {
         text == "all" || text.chars().all(|c| c.is_ascii_digit() || "., -".contains(c))
@@ -100,13 +100,13 @@ fn places(args: &PlanArgs) -> Result<(Option<PathBuf>, Option<LayerRange>), Comm
         }
     };
     if range.is_none() && (args.of_layers.parts > 1 || args.of_layers.emit != Emit::List) {
-        let message = "--parts and --emit belong to a plan of layers";
+        let message = "--parts and --emit need a RANGE of layers";
         return Err(usage(message, "give a RANGE such as 0..92"));
     }
     let memory =
         args.model.trunk.is_some() || args.model.memory.is_some() || args.model.preset.is_some();
     if range.is_some() && memory {
-        let message = "--trunk, --memory and --preset belong to a plan of a run, not of layers";
+        let message = "--trunk, --memory and --preset do not apply to a RANGE of layers";
         return Err(usage(message, "leave out RANGE, or the option"));
     }
     Ok((model, range))

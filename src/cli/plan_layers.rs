@@ -1,4 +1,4 @@
-//! `plan RANGE`: what a run of layers needs before anything is downloaded or run, part by part.
+//! `plan RANGE`: the files, bytes, memory and time of a `layers` run, part by part.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -18,44 +18,44 @@ use k3_gates::scale_out::script::Job;
 use k3_gates::scale_out::{Files, PartPlan, plan};
 use k3_render::{Document, Row, Table, left, right};
 
-/// What is printed.
+/// What `--emit` prints.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Emit {
     /// Part by part: layers, files, bytes, memory, time
     List,
-    /// The URL of every file, one a line
+    /// The URL of every file, one per line
     Urls,
     /// A job script
     Script,
 }
 
-/// What the script is for.
+/// What runs the script.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, ValueEnum)]
 pub enum Scheduler {
     /// A Slurm job array
     Slurm,
-    /// One command a line, for GNU parallel
+    /// One command per line, for GNU parallel
     Parallel,
 }
 
 /// Options of a plan over layers.
 #[derive(Debug, Args)]
 pub struct PlanLayersArgs {
-    /// Machines the layers are split over
+    /// Number of machines to split the layers over
     #[arg(long, value_name = "N", default_value_t = 1, requires = "places",
         value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub parts: u16,
     /// What to print
     #[arg(long, value_enum, default_value_t = Emit::List, requires = "places")]
     pub emit: Emit,
-    /// What the script is for
+    /// What runs the script
     #[arg(long, value_enum, default_value_t = Scheduler::Slurm, requires = "places")]
     pub scheduler: Scheduler,
-    /// Tokens of a layer
+    /// Tokens fed to each layer
     #[arg(long, value_name = "N", default_value_t = 10, requires = "places",
         value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub tokens: u16,
-    /// Where the files are downloaded from
+    /// Base URL of the files
     #[arg(
         long,
         value_name = "URL",
@@ -77,8 +77,8 @@ struct Report<'a> {
     provenance: Provenance,
 }
 
-/// Weights times tokens that two cores get through in a second, both sides together. Measured on
-/// the real-width synthetic model; another machine is another number, so it is an estimate.
+/// Weights times tokens that two cores process per second, engine and reference together. Measured
+/// on the synthetic model of real width; an estimate for other machines.
 const WEIGHT_TOKENS_A_SECOND: f64 = 8e8;
 
 /// Plans a run over layers.
@@ -163,7 +163,7 @@ fn list(range: &str, shape: &ModelShape, parts: &[PartPlan]) -> Document {
             part.index.to_string(),
             ends,
             part.files.len().to_string(),
-            part.bytes.map_or("not known".to_owned(), |bytes| bytes.to_string()),
+            part.bytes.map_or("unknown".to_owned(), |bytes| bytes.to_string()),
             format!("{:.2}", part.memory_bytes as f64 / 1e9),
             format!("{seconds:.0}"),
         ];

@@ -1,4 +1,4 @@
-//! `k3-verify simcache TRACE`: what was typed, a checked plan, the study, the report.
+//! `simcache TRACE`: arguments, a checked plan, the study, the report.
 
 mod arguments;
 
@@ -58,7 +58,7 @@ fn study_and_export(
     Ok(study::run(traces, plan)?)
 }
 
-/// What was compared decides; then what could not be done.
+/// A comparison that disagrees decides first, then work that could not be done.
 fn verdict(report: &Report) -> Exit {
     let runs = &report.recorded_runs;
     let forecast_differs = report

@@ -1,6 +1,6 @@
-//! Numbers as they are typed: sizes with a unit, lists of ids. Nothing becomes another number.
+//! Parses sizes with a unit and lists of ids, strictly.
 
-/// Largest size: what an address can name.
+/// Largest size: the address space.
 const MAX_BYTES: f64 = (1_u64 << 56) as f64;
 
 /// A size such as `8GB`, `1.5GiB`, `700MB` or `4096` (bytes); GB is 10⁹, GiB is 2³⁰, in upper or
@@ -28,7 +28,7 @@ pub fn parse_gigabytes(text: &str) -> Result<u64, String> {
     scaled(text, 1e9).ok_or_else(|| "expected a number of GB, 0 or more".into())
 }
 
-/// Digits, with at most one point, times a unit.
+/// Digits with at most one decimal point, times a unit.
 fn scaled(number: &str, unit: f64) -> Option<u64> {
     let plain = number.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.');
     let value: f64 = number.parse().ok().filter(|_| plain)?;
@@ -36,12 +36,12 @@ fn scaled(number: &str, unit: f64) -> Option<u64> {
     (bytes.is_finite() && bytes <= MAX_BYTES).then_some(bytes as u64)
 }
 
-/// Ids, decimal digits separated by single commas, nothing else.
+/// Ids: decimal digits separated by single commas.
 pub fn parse_ids(text: &str) -> Result<Vec<u32>, String> {
     text.split(',').map(parse_id).collect()
 }
 
-/// Characters of a wrong id that a message shows.
+/// How many characters of a bad id a message shows.
 const SHOWN_CHARS: usize = 40;
 
 /// One id: decimal digits.
@@ -59,7 +59,7 @@ pub fn parse_id(text: &str) -> Result<u32, String> {
 mod tests {
     use super::*;
 
-    /// H01, H02: text that is no id is refused, never taken for another number.
+    /// H01, H02: text that is not an id is refused, never read as another number.
     #[test]
     fn h01_h02_ids_are_digits_and_commas() {
         assert_eq!(parse_ids("1,2,3"), Ok(vec![1, 2, 3]));

@@ -1,4 +1,5 @@
-//! `synth`: a synthetic checkpoint with the released names, dtypes and layout, or one of holes.
+//! `synth`: writes a synthetic checkpoint with the released names, dtypes and layout, or a sparse
+//! replica.
 
 use k3_core::choice::Choice as _;
 use std::path::PathBuf;
@@ -18,40 +19,40 @@ use k3_synth::probe::{Probe, probe};
 use k3_synth::report::{SCHEMA, SynthReport};
 use k3_synth::{Layout, Overrides, Preset, SynthError, SynthModel};
 
-/// Tokens fed for the statistics unless told otherwise.
+/// Default number of tokens fed for the statistics.
 const PROBE_TOKENS: usize = 32;
-/// Up to this size statistics are measured without being asked for.
+/// Up to this size statistics are measured by default.
 const PROBED_BYTES: u64 = 1 << 30;
 
-/// A synthetic checkpoint: released names, dtypes and layout, drawn weights.
+/// Write a synthetic checkpoint: released names, dtypes and layout, random weights.
 ///
-/// The bytes follow from shape, sizes and seed alone. A run that was interrupted is continued by
-/// the same command: whole shards are kept after a look at their header and at three places of
-/// every tensor. Nothing is overwritten. A shape not known, a size out of range, and an OUT that
-/// holds other files exit 2; a disk that is too full for what is missing exits 5 before anything
-/// is written; a system that refuses exits 3.
+/// The bytes depend only on shape, sizes and seed. Repeating the command resumes an interrupted
+/// run: complete shards are kept if their header and three places of every tensor are right.
+/// Nothing is overwritten. Exits 2 for an unknown shape, a size out of range, or an OUT that holds
+/// other files; 5, before anything is written, if the disk is too full; 3 if a file cannot be
+/// written.
 #[derive(Debug, Args)]
 pub struct SynthArgs {
-    /// Folder to write; made where it is not there
+    /// Folder to write; created if it does not exist
     #[arg(value_name = "OUT")]
     folder: PathBuf,
     /// Shape of the model [default: tiny, or k3 with --sparse]
     #[arg(long, value_parser = choice::<Preset>(), value_name = "SHAPE")]
     shape: Option<Preset>,
-    /// Decoder layers: the first so many of the shape
+    /// Decoder layers: the first N of the shape
     #[arg(long, value_name = "N")]
     layers: Option<usize>,
-    /// Routed experts of a layer
+    /// Routed experts per layer
     #[arg(long, value_name = "N")]
     experts: Option<usize>,
     /// Vocabulary
     #[arg(long, value_name = "N")]
     vocab: Option<usize>,
-    /// What the weights are drawn from
+    /// Seed of the weights
     #[arg(long, value_name = "N", default_value_t = 1)]
     seed: u64,
-    /// Headers and holes only: every file has its size and takes next to nothing on the disk. Of
-    /// k3 this is a replica of the release, vision tower included, its shards to the byte
+    /// Write only headers, in sparse files of full size that take almost no disk space. With k3
+    /// this is a replica of the release, vision tower included, its shard sizes exact to the byte
     #[arg(long, conflicts_with = "seed")]
     sparse: bool,
     /// With --sparse, write the index too (57 MB for all of k3, without holes)
@@ -111,12 +112,12 @@ pub fn run(args: &SynthArgs) -> Result<Exit, CommandError> {
     Ok(Exit::Conforms)
 }
 
-/// Looks, then writes, by `threads` threads.
+/// Checks what exists, then writes with `threads` threads.
 fn make(job: &Job<'_>, threads: usize) -> Result<Survey, SynthError> {
     let pool = rayon::ThreadPoolBuilder::new().num_threads(threads).build()?;
     pool.install(|| {
         let survey = job.survey()?;
-        // Hidden by itself where stderr is no terminal.
+        // Hidden automatically if stderr is not a terminal.
         let bar = ProgressBar::new(survey.missing_bytes).with_style(
             ProgressStyle::with_template("{bar:40} {bytes} of {total_bytes}, {eta} left")
                 .unwrap_or_else(|_| ProgressStyle::default_bar()),
@@ -135,7 +136,7 @@ fn measure(
     threads: usize,
 ) -> Result<(Option<Probe>, Option<String>), CommandError> {
     if args.sparse {
-        return Ok((None, Some("there is nothing but holes".to_owned())));
+        return Ok((None, Some("a sparse replica has no weights to run".to_owned())));
     }
     let tokens = match args.probe {
         Some(tokens) => usize::from(tokens),

@@ -1,4 +1,4 @@
-//! Text that a command is given: from a file or stdin, byte for byte, and how its markers are read.
+//! Input text, from a file or stdin, byte for byte, and how its markers are read.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -10,12 +10,12 @@ use super::output::{CommandError, bad_input};
 use k3_checkpoint::Malformed;
 use k3_text::{Special, TextError};
 
-/// Largest input: places in one piece of text are counted in 32 bits, with room to spare.
+/// Largest input: offsets within a piece of text have 32 bits, with room to spare.
 pub const MAX_INPUT_BYTES: u64 = 1 << 30;
 /// Largest prompt: about a million tokens. It is read and encoded before the memory of the run can
-/// be planned, and what that takes has to stay below what a plan may be off by.
+/// be planned, so it has to be small against the error of a plan.
 pub const MAX_PROMPT_BYTES: u64 = 4 << 20;
-/// Stands for stdin.
+/// The name of stdin.
 const STDIN: &str = "-";
 
 /// How markers in a text are read.
@@ -36,7 +36,7 @@ impl From<SpecialArg> for Special {
     }
 }
 
-/// An input's name in messages.
+/// The name of an input in messages.
 #[must_use]
 pub fn name_of(path: &Path) -> String {
     if path.as_os_str() == STDIN {
@@ -45,8 +45,7 @@ pub fn name_of(path: &Path) -> String {
     path.display().to_string()
 }
 
-/// The whole of a file, or of stdin for `-`. Nothing is taken off: neither a byte-order mark nor
-/// the last line end.
+/// Reads a file, or stdin for `-`, keeping a byte-order mark and the last line end.
 pub fn read_text(path: &Path, limit_bytes: u64) -> Result<String, CommandError> {
     let from_stdin = path.as_os_str() == STDIN;
     let name = name_of(path);
@@ -73,6 +72,6 @@ pub fn read_text(path: &Path, limit_bytes: u64) -> Result<String, CommandError> 
         let at = error.utf8_error().valid_up_to();
         let byte = error.as_bytes()[at];
         refuse(format!("byte {at}: expected UTF-8, got 0x{byte:02X}"))
-            .hint("texts are read as UTF-8 and no byte is guessed at")
+            .hint("text must be valid UTF-8")
     })
 }

@@ -14,7 +14,7 @@ pub struct ThreadsArgs {
 }
 
 impl ThreadsArgs {
-    /// What was typed, or as many as the scheduler grants this process.
+    /// The number given, or as many as the scheduler grants this process.
     #[must_use]
     pub fn count(&self) -> usize {
         self.given.map_or_else(default_threads, usize::from)

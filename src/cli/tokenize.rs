@@ -1,4 +1,4 @@
-//! `tokenize`: text to ids of K3's vocabulary, and back with every byte as it was.
+//! `tokenize`: text to ids of K3's vocabulary, and back, byte for byte.
 
 use std::io::{self, Write as _};
 use std::path::PathBuf;
@@ -16,10 +16,10 @@ use k3_text::{K3_RANKS, K3_VOCABULARY, Special, Tokenizer, UNICODE_VERSION};
 /// Schema of the report.
 const SCHEMA: &str = "k3-verify/tokenize/1";
 
-/// Text to token ids of K3's vocabulary, and back.
+/// Convert text to token ids of K3's vocabulary, and back.
 ///
-/// Markers such as <|open|> in the text are plain text unless --special token is given. The ids
-/// are one line with commas between them; nothing in gives no ids. Pieces are cut with the tables
+/// Markers such as <|open|> in the text are plain text unless --special token is given. The ids are
+/// printed as one line, separated by commas; empty input gives no ids. Text is split by the tables
 /// of Unicode 16.0.0.
 #[derive(Debug, Args)]
 pub struct TokenizeArgs {
@@ -32,10 +32,10 @@ pub struct TokenizeArgs {
     /// How markers in the text are read
     #[arg(long, value_enum, default_value_t = SpecialArg::Text)]
     special: SpecialArg,
-    /// Read ids (separated by commas or white space) and write the text, every byte as it is
+    /// Read ids (separated by commas or white space) and write their text, byte for byte
     #[arg(long, conflicts_with = "special")]
     decode: bool,
-    /// Form of what is written
+    /// Format of the output
     #[arg(long, value_enum, default_value_t = Format::Text)]
     format: Format,
 }
@@ -43,7 +43,7 @@ pub struct TokenizeArgs {
 /// Runs the command.
 ///
 /// # Errors
-/// A file that is missing, not UTF-8 or no vocabulary; an id that stands for nothing (3).
+/// A file that is missing, not UTF-8 or not a vocabulary; an id without a token (3).
 pub fn run(args: &TokenizeArgs) -> Result<Exit, CommandError> {
     let input = read_text(&args.input, MAX_INPUT_BYTES)?;
     let tokenizer = match &args.tokenizer {
@@ -52,7 +52,8 @@ pub fn run(args: &TokenizeArgs) -> Result<Exit, CommandError> {
     };
     let tokenizer = tokenizer?;
     if tokenizer.ranks() != K3_RANKS {
-        // A file that was cut at the end of a line is a smaller vocabulary, and nobody notices.
+        // A file cut off at the end of a line is a valid smaller vocabulary, so this is the only
+        // sign.
         eprint_text(&format!(
             "note: the vocabulary has {} ranks, K3's has {K3_RANKS}: the ids are not K3's\n",
             tokenizer.ranks()
@@ -74,11 +75,11 @@ pub fn run(args: &TokenizeArgs) -> Result<Exit, CommandError> {
 fn bad_ids(args: &TokenizeArgs, what: &str) -> CommandError {
     let error = anyhow::anyhow!("{}: {what}", name_of(&args.input));
     bad_input(error).hint(format!(
-        "ids are decimal numbers below {K3_VOCABULARY}, with a comma or white space between them"
+        "ids are decimal numbers below {K3_VOCABULARY}, separated by commas or white space"
     ))
 }
 
-/// Ids with commas or white space between them, nothing else.
+/// Parses ids separated by commas or white space.
 fn parse_ids(text: &str) -> Result<Vec<u32>, String> {
     let mut ids = Vec::new();
     if text.trim().is_empty() {
@@ -90,7 +91,7 @@ fn parse_ids(text: &str) -> Result<Vec<u32>, String> {
             return Err(format!("byte {at_byte}: expected a token id, got nothing between commas"));
         }
         for word in part.split_whitespace() {
-            // The word is a part of the text: its place is the distance of the two.
+            // `word` is a slice of `text`, so the difference of their addresses is its offset.
             let at = word.as_ptr() as usize - text.as_ptr() as usize;
             ids.push(parse_id(word).map_err(|what| format!("byte {at}: {what}"))?);
         }
@@ -144,7 +145,7 @@ fn decoded(
     )
 }
 
-/// The report: what was asked for, and which vocabulary gave it.
+/// The report, with the vocabulary that was used.
 fn json(
     args: &TokenizeArgs,
     tokenizer: &Tokenizer,

@@ -1,4 +1,4 @@
-//! The comparison record: what two arrays have in common and where they part.
+//! The comparison record: how far two arrays agree and where they diverge.
 //!
 //! Every numeric check of the tool yields this record, so that a reader sees the same facts
 //! everywhere: how many values, the worst one with its index and both values, how the differences
@@ -52,7 +52,7 @@ impl Tolerance {
     }
 }
 
-/// One element that stands out, with its place and both values.
+/// One notable element, with its index and both values.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Extreme {
     /// The difference (absolute, or relative to the expected value).
@@ -89,7 +89,7 @@ impl NonFinite {
 /// The record of one comparison. Differences are `got − expected`, absolute unless said.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Comparison {
-    /// Whether every element is within its tolerance and nothing stands against a verdict.
+    /// Whether every element is within its tolerance and no other problem was found.
     pub passed: bool,
     /// What forbids a pass whatever the differences are: lengths, emptiness, values not finite.
     #[serde(skip_serializing_if = "Option::is_none")]

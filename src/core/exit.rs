@@ -1,4 +1,4 @@
-//! The exit codes, one meaning each, and the order in which they win when several apply.
+//! The exit codes, with one meaning each, and their precedence when several apply.
 
 use std::error::Error;
 use std::process::ExitCode;
@@ -92,7 +92,7 @@ impl From<Exit> for ExitCode {
 mod tests {
     use super::Exit;
 
-    /// A missing input must not hide behind a disagreement, nor a disagreement behind NOT RUN.
+    /// A disagreement must not mask a missing input, nor NOT RUN a disagreement.
     #[test]
     fn the_documented_order_decides_between_two_codes() {
         let order = [

@@ -1,5 +1,5 @@
-//! What every crate shares: the stages' names, the comparison record, precisions, the numbered
-//! clauses, the raw configuration, exit codes, random numbers, and facts about the host.
+//! Shared by all crates: the stage names, the comparison record, precisions, the numbered clauses,
+//! the raw configuration, exit codes, random numbers, and facts about the host.
 //!
 //! Nothing here computes the model or reads a checkpoint.
 

@@ -1,4 +1,4 @@
-//! The stage tensors: one naming scheme, one order, one container, used by everyone.
+//! The stage tensors: one naming scheme, one order, one container, used everywhere.
 //!
 //! A stage is a named intermediate value of the forward pass (`layers.7.kda.q`). The reference,
 //! the engine, the oracle's files, dumps of foreign engines and every comparison use the names,
@@ -8,8 +8,8 @@
 use std::collections::BTreeMap;
 use std::fmt;
 
-/// One intermediate value of the forward pass. Variants stand in execution order within a layer;
-/// T is the number of rows (tokens), E the hidden width, H heads, D head width, P = H·D.
+/// One intermediate value of the forward pass. Variants are in execution order within a layer; T is
+/// the number of rows (tokens), E the hidden width, H heads, D head width, P = H·D.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub enum Stage {
     /// `embed`: embedding rows \[T, E\]; no layer prefix.

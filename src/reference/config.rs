@@ -186,7 +186,7 @@ fn check_together(text: &Object<'_>, config: &RawConfig) -> Result<(), Reference
             format!("expected a multiple of {GROUP_COLUMNS}, got {width}")
         })?;
     }
-    // Clause L1: every layer from 1 on stands in one list, once.
+    // Clause L1: every layer from 1 on is in exactly one list, once.
     let mut listed = [config.full_attn_layers.as_slice(), &config.kda_layers].concat();
     listed.sort_unstable();
     let at = "/linear_attn_config/{full_attn_layers, kda_layers}";

@@ -1,4 +1,4 @@
-//! How a command ends for what the reference refuses.
+//! Exit codes and hints for inputs that the reference refuses.
 
 use crate::ReferenceError;
 use k3_core::exit::Exits;

@@ -1,4 +1,4 @@
-//! The table of formulas that the forward pass is written over, and what they speak about.
+//! The table of formulas that the forward pass uses, and their argument types.
 //!
 //! [`RELEASED`] is the released model's: every entry is the equation of the same name in
 //! [`released`]. A mutant is the same table with one entry replaced. Where an equation takes
@@ -19,7 +19,7 @@ use super::rows::{Matrix, Rows};
 use super::stage_hook::Stages;
 use k3_core::config::RawConfig;
 
-/// The places where an RMSNorm stands (clauses N2, N3).
+/// The places of an RMSNorm (clauses N2, N3).
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Hash)]
 pub enum NormSite {
     /// `input_layernorm`.

@@ -1,4 +1,4 @@
-//! The f64 reference: slow, plain, and written to be read beside MODEL.md section 2.
+//! The f64 reference: slow, plain, and written to be read next to MODEL.md section 2.
 //!
 //! What is here: readers of its own for the config ([`config`]) and the weights ([`reader`]), the
 //! equations one by one ([`released`]), and the steps in their order ([`kda`], [`mla`], [`moe`],

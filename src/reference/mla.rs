@@ -1,7 +1,7 @@
 //! Gated multi-head latent attention without rotation (MODEL.md section 2.4, clauses M1 to M8).
 //!
 //! Computed in the expanded form (keys and values of every head), which the engine's absorbed form
-//! must agree with. The cache keeps the expansion beside latent and rope part so that a decoded
+//! must agree with. The cache keeps the expansion along with latent and rope part so that a decoded
 //! token does not expand the past again; memory is no concern here.
 
 use ndarray::{Axis, s};

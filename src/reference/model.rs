@@ -29,7 +29,7 @@ pub struct Model {
     closing: ClosingWeights,
 }
 
-/// What stands after the last layer.
+/// The weights after the last layer.
 #[derive(Debug, Clone)]
 pub struct ClosingWeights {
     /// Folded `output_attn_res_*` \[E\].

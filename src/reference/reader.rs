@@ -40,7 +40,7 @@ pub struct Reader {
     found: Mutex<BTreeSet<String>>,
 }
 
-/// Where a tensor lies, as this reader sees it.
+/// Where a tensor is stored, according to this reader.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Place {
     /// The dtype's name in the header.
@@ -108,7 +108,7 @@ impl Reader {
         self.shard_of.keys().map(String::as_str)
     }
 
-    /// Where a tensor lies and what it is, whatever that is.
+    /// Where a tensor is stored, with any dtype and shape.
     ///
     /// # Errors
     /// The tensor is missing, or its shard cannot be read.

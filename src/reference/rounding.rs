@@ -82,7 +82,7 @@ impl StageHook for RoundedStages {
     fn stored_ids(&self, _key: StageKey, _chosen: &mut [Vec<usize>]) {}
 }
 
-/// The released formulas with what lies between the stages rounded.
+/// The released formulas with the values between the stages rounded.
 #[must_use]
 pub fn rounded_formulas(precision: Precision) -> Formulas {
     match precision {

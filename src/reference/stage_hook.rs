@@ -1,9 +1,9 @@
-//! The way of a stage value: past the hook, then to the sink.
+//! Passes each stage value to the hook, then to the sink.
 //!
 //! The hook sees every stage value before any later step reads it, and what it leaves is what they
 //! read. The reference leaves all as computed. A hook that rounds measures the noise floor of a
 //! storage precision; one that notes the value and puts a subject's own in its place has every
-//! stage computed from the subject's inputs. Both are made elsewhere.
+//! stage computed from the subject's inputs. Both are defined elsewhere.
 
 use std::fmt::Debug;
 

@@ -1,5 +1,5 @@
-//! A document as a plain page that stands alone: headings, paragraphs, tables, inline SVG. No
-//! script, no font, no link to anywhere, so a report can be mailed and opened in ten years.
+//! A document as a self-contained page: headings, paragraphs, tables, inline SVG. No script, no
+//! font, no link to anywhere, so a report can be mailed and opened in ten years.
 
 use std::fmt::Write as _;
 

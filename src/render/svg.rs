@@ -120,7 +120,7 @@ fn text_width(text: &str, size: i32) -> i32 {
 /// A place in drawn pixels.
 type Fine = (i32, i32);
 
-/// Which end of a text lies at the given place.
+/// Which end of a text is at the given place.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Anchor {
     Start,

@@ -1,10 +1,10 @@
-//! Forecast against what was measured, memory limit by memory limit.
+//! Forecast against measurement, by memory limit.
 //!
 //! The table gives the hit rate of the last single position. Three replays of an LRU cache are
-//! held against it: batches whose misses are reserved before the hits are refreshed (the measured
-//! engine's habit), batches with hits first (ours), and single requests, the LRU of the
-//! literature. Which one decides is the admission order of the study if it was given, else the one
-//! that agrees best.
+//! compared with it: batches whose misses are reserved before the hits are refreshed (as in
+//! kimi-k3-in-c), batches with hits first (as in our engine), and single requests, the LRU of the
+//! literature. The admission order of the study decides between them; without one, the replay that
+//! agrees best.
 
 use rayon::prelude::*;
 

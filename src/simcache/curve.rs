@@ -1,8 +1,8 @@
 //! Hits as a function of the number of slots, for every number of slots at once.
 //!
-//! A one-pass algorithm gives every request the smallest cache that would have had it; the curve
-//! is the running sum over those depths, kept apart by window. Below the largest group the curve
-//! is not defined: what is used together has to fit.
+//! A one-pass algorithm gives, for every request, the smallest cache in which it hits; the curve is
+//! the running sum over those depths, by window. Below the largest group the curve is undefined,
+//! since experts that are used together have to fit.
 
 use super::workload::{ByWindow, WINDOW_COUNT, Window, Workload};
 

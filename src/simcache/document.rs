@@ -1,4 +1,4 @@
-//! The study for people: words, tables and plots, made from the report alone.
+//! The study for people: text, tables and plots, made from the report alone.
 
 use super::forecast::Machine;
 use super::plots;

@@ -1,4 +1,4 @@
-//! How a command ends for a study that cannot be made.
+//! Exit codes and hints for studies that cannot be made.
 
 use crate::measured::MeasuredError;
 use crate::study::StudyError;

@@ -1,10 +1,10 @@
-//! From hit counts to bytes and seconds: what a memory limit buys, and how to split it.
+//! From hit counts to bytes and seconds: what a memory limit yields, and how to split it.
 //!
 //! A token reads the part of the trunk that is not held in memory and the experts that are not
 //! resident; divided by the disk's rate that is its I/O time, to which the time for computing is
 //! added. Nothing overlaps in this model, so seconds are an upper bound for an engine that reads
 //! ahead. The trunk counts byte by byte (an engine holds whole layers). Rates and compute times are
-//! arguments: nothing is measured here.
+//! arguments; nothing is measured here.
 //!
 //! Memory = fixed (embedding, head, state, read buffers) + trunk held + expert slots.
 

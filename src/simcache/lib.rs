@@ -1,12 +1,11 @@
 //! The cache laboratory: offline study of the expert cache.
 //!
-//! Where the machine cannot hold all experts, everything turns on how often the next expert is
-//! already in memory. The laboratory reads a trace of expert requests ([`k3_cache::trace`]),
-//! decides in which order incremental decoding would have asked ([`order`]), cuts it into groups
-//! that are looked up together ([`workload`]) and answers for every number of slots: LRU
-//! ([`stack_distance`]) and the optimum ([`optimum`]) in one pass each, other policies
-//! ([`k3_cache::policy`]) by replay ([`replay`]) through the slot table ([`k3_cache::slot_table`])
-//! that the engine uses too.
+//! If the machine cannot hold all experts, speed depends on how often the next expert is already in
+//! memory. The laboratory reads a trace of expert requests ([`k3_cache::trace`]), decides in which
+//! order incremental decoding would have asked ([`order`]), cuts it into groups that are looked up
+//! together ([`workload`]) and answers for every number of slots: LRU ([`stack_distance`]) and the
+//! optimum ([`optimum`]) in one pass each, other policies ([`k3_cache::policy`]) by replay
+//! ([`replay`]) through the slot table ([`k3_cache::slot_table`]) that the engine uses too.
 //!
 //! It reads no weights and measures no disk: rates are arguments.
 

@@ -1,4 +1,4 @@
-//! What was measured: what an engine really hit and read under each memory limit.
+//! Measurements: hits and reads of an engine under each memory limit.
 //!
 //! A tab-separated table with a header line. Needed are `cache_slots` and `expert_hit_true` (hit
 //! rate of the last token in percent); `total_gb`, `pin_gb`, `s_per_tok`, `gb_read` are used where

@@ -1,9 +1,9 @@
-//! The optimum: what a policy that knows the future would hit.
+//! The optimum: the hits of a policy that knows the future.
 //!
-//! THE bound is forced admission: the engine must hold what it uses, so every miss is stored and
+//! The bound is forced admission: the engine must hold what it uses, so every miss is stored and
 //! the victim is the resident (not in use) whose next use is furthest away. Where storing may be
 //! declined (bypass), a cache can do a little better; that number is a note, not a bound for an
-//! engine. The two are told apart because published optima differ for no other reason.
+//! engine. The two are kept apart because published optima differ in this alone.
 //!
 //! [`curve`] gives the forced optimum at every capacity in one pass. The optimum is a stack
 //! algorithm: the cache of C+1 slots always holds what the cache of C slots holds and one more

@@ -1,14 +1,14 @@
-//! In which order would incremental decoding have asked?
+//! The order in which incremental decoding would have made the requests.
 //!
-//! An engine without carried state runs the whole prefix again at every step. Its trace holds
-//! every row (position and layer) once per step, and a replay of it counts re-computation as
-//! reuse. This module recognises such sweeps, says by what evidence, and re-linearises the trace:
-//! the first sweep's positions as prefill, layer by layer, then one new position per step.
+//! An engine without carried state runs the whole prefix again at every step. Its trace holds every
+//! row (position and layer) once per step, and a replay of it counts re-computation as reuse. This
+//! module recognises such sweeps, reports the evidence, and re-linearises the trace: the first
+//! sweep's positions as prefill, layer by layer, then one new position per step.
 //!
 //! A sweep is a maximal run of demands whose layers never fall. Recompute sweeps: at least two,
-//! every layer of each asked for by the same number of positions, one position more each time,
-//! and every row of a sweep equal, as a set, to that row of the sweep before. Anything less is not
-//! recognised, and the report says what spoke against it.
+//! every layer of each asked for by the same number of positions, one position more each time, and
+//! every row of a sweep equal, as a set, to that row of the sweep before. Anything less is not
+//! recognised, and the report gives the reason.
 
 use k3_core::choice::Choice;
 use serde::Serialize;

@@ -46,7 +46,7 @@ fn steps(view: &View, focus_hits: &[u64]) -> Vec<(f64, f64)> {
     focus_hits.iter().enumerate().map(|(index, hits)| (slots(index), rate(hits))).collect()
 }
 
-/// Colour, marker and width by policy: LRU and ours stand out, the others are thin.
+/// Colour, marker and width by policy: LRU and layer-cycle are emphasised, the others are thin.
 fn look(policy: &str, place: usize) -> (Colour, Option<Marker>, u32) {
     match policy {
         "lru" => (Colour::Blue, None, 2),

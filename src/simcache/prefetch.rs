@@ -1,13 +1,11 @@
 //! Would reading ahead pay? A predictor names, before a layer is asked, experts that it may ask
-//! for; those that are not resident are read into the cache, and the replay counts what came of
-//! it.
+//! for; those that are not resident are read into the cache, and the replay counts the effect.
 //!
-//! A predictor knows what had been asked before, never what comes, but for `perfect`, which is the
-//! bound. It speaks when the computation comes to a layer: whatever an engine read earlier would
-//! be in the same slots and cost the same bytes. Two things are counted apart, because a disk that
-//! is busy and a disk that is idle judge them differently: bytes that the computation waits for,
-//! and bytes read in all. A read ahead that is not used costs its bytes, the expert thrown out for
-//! it, and nothing else.
+//! A predictor knows what had been asked before, never what comes, except `perfect`, which is the
+//! bound. It predicts when the computation reaches a layer: anything read earlier would occupy the
+//! same slots and cost the same bytes. Bytes that the computation waits for and bytes read in all
+//! are counted separately, because one matters to an idle disk and the other to a busy one. A read
+//! ahead that is not used costs its bytes, the expert thrown out for it, and nothing else.
 //!
 //! The seconds are the best case for reading ahead: the disk is never idle while there is something
 //! to read, nothing waits but for demanded experts, and slots are given away as early as the
@@ -100,7 +98,7 @@ pub struct PrefetchCounts {
     pub caused_misses: u64,
 }
 
-/// One predictor with one policy at one capacity, beside the same without.
+/// One predictor with one policy at one capacity, and the same without prefetching.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct PrefetchRow {
     /// Predictor and count.
@@ -123,7 +121,7 @@ pub struct PrefetchRow {
     pub read_gb_per_token: f64,
     /// Seconds per token when the trunk is in memory.
     pub trunk_held: Seconds,
-    /// Seconds per token when the whole trunk is streamed, beside the computation.
+    /// Seconds per token when the whole trunk is streamed during the computation.
     pub trunk_streamed: Seconds,
 }
 

@@ -1,9 +1,9 @@
-//! Does the recording cache's log follow from its own settings?
+//! Checks that the decisions recorded in a trace follow from its settings.
 //!
 //! A v1 trace can hold what the engine's cache decided for every request. This module replays the
-//! trace with the settings of the header and compares decision by decision: hit or read, and whom
-//! it replaced. A run and a simulation that share the slot table must agree exactly; the first
-//! difference is named.
+//! trace with the settings of the header and compares decision by decision: hit or read, and which
+//! expert it replaced. A run and a simulation that share the slot table must agree exactly; the
+//! first difference is named.
 
 use k3_core::choice::Choice as _;
 use serde::Serialize;

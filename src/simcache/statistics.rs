@@ -1,5 +1,5 @@
-//! What a trace looks like without any cache: hottest experts, reuse from one position to the
-//! next, reuse distances, plateau and knee of a curve.
+//! Statistics of a trace without any cache: hottest experts, reuse from one position to the next,
+//! reuse distances, plateau and knee of a curve.
 
 use serde::Serialize;
 
@@ -112,7 +112,7 @@ pub fn percent(part: u64, whole: u64) -> f64 {
     if whole == 0 { 0.0 } else { rounded(100.0 * part as f64 / whole as f64) }
 }
 
-/// Lookups whose reuse distance lies in one range.
+/// Lookups whose reuse distance is in one range.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize)]
 pub struct DistanceBucket {
     /// Smallest distance: the distinct experts since the last use, itself included.

@@ -214,7 +214,7 @@ pub fn main_order(mut traces: Vec<Trace>, plan: &StudyPlan) -> Result<Trace, Stu
     Ok(orders.into_iter().next().ok_or(StudyError::Empty)?.trace)
 }
 
-/// Studies every order; those beside the main one are shown for their curves only.
+/// Studies every order; only the curves of the others than the main one are shown.
 fn study_orders(orders: &[OrderedTrace], plan: &ViewPlan) -> Vec<Studied> {
     let study_one = |(index, ordered): (usize, &OrderedTrace)| {
         let mut plan = plan.clone();

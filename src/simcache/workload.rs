@@ -1,4 +1,4 @@
-//! What a cache is asked, one group at a time: a trace seen in one request unit.
+//! Requests to a cache, one group at a time: a trace in one request unit.
 //!
 //! `single` replays request by request, as the literature does. `batch` looks a demand's experts
 //! up together. `union` is what the engine does in a chunked prefill: per chunk and layer every

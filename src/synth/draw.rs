@@ -1,7 +1,7 @@
 //! The bytes of any part of a shard: weights by the rules, or the zeros of a hole.
 //!
 //! A piece is a run of elements of one tensor, or of rows of one MXFP4 matrix, whose two tensors
-//! are drawn together. Whoever writes takes all pieces, whoever checks takes a few.
+//! are drawn together. Writing takes all pieces, checking a few.
 
 use super::SynthError;
 use super::layout::ShardPlan;

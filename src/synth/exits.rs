@@ -1,4 +1,4 @@
-//! How a command ends for a checkpoint that is not written.
+//! Exit codes and hints for checkpoints that cannot be written.
 
 use crate::SynthError;
 use crate::probe::ProbeError;

@@ -1,10 +1,10 @@
 //! Writing a checkpoint folder: parallel, resumable, nothing half-written.
 //!
-//! A shard is written under its name with `.part` behind it, flushed, and renamed; index and config
-//! come last, so a folder with a config is complete. What is there already is looked at first: a
-//! shard with the right header and size, and the right bytes in three places of every tensor, is
-//! kept; anything else is refused before a byte is written, and nothing is ever overwritten. The
-//! space on the file system is checked for all that is missing.
+//! A shard is written under its name with `.part` appended, flushed, and renamed; index and config
+//! come last, so a folder with a config is complete. Existing files are checked first: a shard with
+//! the right header and size, and the right bytes in three places of every tensor, is kept;
+//! anything else is refused before a byte is written, and nothing is ever overwritten. The space on
+//! the file system is checked for all that is missing.
 
 use std::ffi::OsString;
 use std::fs::{self, File, OpenOptions};
@@ -137,7 +137,7 @@ impl Job<'_> {
         Ok(survey)
     }
 
-    /// Everything that lies in the folder must be a file of this checkpoint.
+    /// Every file in the folder must be one of this checkpoint.
     fn refuse_foreign_files(&self) -> Result<(), SynthError> {
         let mut known: Vec<OsString> = (0..self.layout.shard_count())
             .map(|index| self.layout.file_name(index).into())

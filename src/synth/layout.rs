@@ -1,7 +1,7 @@
-//! Which tensor lies in which shard, in which order.
+//! Which tensor is in which shard, in which order.
 //!
-//! Layer n lies wholly in shard n+1; embedding, head, the last norm and the last mix in one shard
-//! behind the layers; a replica of the release has the projector and the vision tower in two more.
+//! Layer n is wholly in shard n+1; embedding, head, the last norm and the last mix in one shard
+//! after the layers; a replica of the release has the projector and the vision tower in two more.
 //! Inside a shard: F32, then BF16, then U8, each by name. That is the order in which the common
 //! writer of the format stores tensors; with it, and without blanks in the header, all 96 shards
 //! get their published sizes to the byte, so it is the release's own. The trunk of a layer is one

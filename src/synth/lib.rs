@@ -1,6 +1,6 @@
 //! Synthetic checkpoints: the released names, dtypes and layout, with weights drawn from a seed.
 //!
-//! [`preset`] is the shapes and their `config.json`, [`layout`] which tensor lies in which shard,
+//! [`preset`] is the shapes and their `config.json`, [`layout`] which tensor is in which shard,
 //! [`rules`] how each kind of tensor is drawn, [`values`] the draws, [`quantise`] MXFP4 from real
 //! numbers, [`draw`] the bytes of any part of a shard, [`folder`] and [`index`] the writing
 //! (parallel, resumable), [`probe`] what the engine measures on the result.

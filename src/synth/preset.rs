@@ -26,7 +26,7 @@ const MIN_VOCAB: usize = 4;
 const MAX_EXPERTS: usize = 1 << 14;
 /// Most tensors: 8 times the released number, 500 MB of headers.
 const MAX_TENSORS: u64 = 4 << 20;
-/// Ids behind the ordinary ones that the release keeps for control tokens.
+/// Ids after the ordinary ones that the release reserves for control tokens.
 const CONTROL_IDS: usize = 256;
 /// A vocabulary of single bytes.
 const BYTE_IDS: usize = 256;

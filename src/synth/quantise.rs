@@ -1,9 +1,9 @@
 //! MXFP4 from real numbers, as the OCP MX specification says: per block of 32 the scale is the
-//! power of two of the largest magnitude, less the two binary orders that E2M1 spans above 1;
-//! every value then goes to the nearest code, ties to the even one, and what lies above 6 to 6.
+//! power of two of the largest magnitude, less the two binary orders that E2M1 spans above 1; every
+//! value then goes to the nearest code, ties to the even one, and values above 6 to 6.
 //!
-//! A block of nothing but zeros has no such scale and is refused: in a weight it is a fault of
-//! whoever made it. Only the scale bytes 1 to 254 can come out; NaN (255) never.
+//! A block of zeros has no such scale and is refused: in a weight it is a mistake of the caller.
+//! Only the scale bytes 1 to 254 can come out; NaN (255) never.
 
 use thiserror::Error;
 
@@ -40,7 +40,7 @@ pub fn quantise_block(values: &[f32; MXFP4_GROUP_COLUMNS]) -> Option<Block> {
         return None;
     }
     let exponent = (field - F32_BIAS - E2M1_MAX_EXPONENT).max(-SCALE_BIAS + 1);
-    // 2^-exponent is a normal f32: the exponent lies in -126..=125.
+    // 2^-exponent is a normal f32: the exponent is in -126..=125.
     let inverse = f32::from_bits(((F32_BIAS - exponent) as u32) << F32_MANTISSA_BITS);
     let mut codes = [0; MXFP4_GROUP_COLUMNS / 2];
     let mut nearest = [0; MXFP4_GROUP_COLUMNS];

@@ -16,7 +16,7 @@ use k3_core::random::SplitMix64;
 const BELL_DEVIATION: f32 = 37_837.227;
 /// Mean of the sum of four even 16-bit numbers.
 const BELL_MEAN: i32 = 131_070;
-/// Widths of MXFP4 blocks lie evenly between a half and two, so that scale bytes differ.
+/// Widths of MXFP4 blocks are uniform between a half and two, so that scale bytes differ.
 const NARROWEST_BLOCK: f32 = 0.5;
 const WIDEST_BLOCK: f32 = 2.0;
 /// sqrt((2³ − 0.5³)/(3·(2 − 0.5))): the RMS of such widths.

@@ -1,4 +1,4 @@
-//! How a command ends for a vocabulary or text that is wrong.
+//! Exit codes and hints for bad vocabularies and text.
 
 use crate::TextError;
 use k3_core::exit::Exits;

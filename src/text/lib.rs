@@ -1,17 +1,17 @@
 //! Text to token ids and back.
 //!
-//! A thin layer over the crate `tiktoken`, which carries K3's vocabulary and encodes with it. What
-//! it does not do is here: rank tables of a folder ([`ranks`], [`pieces`], [`merge`]), since none
-//! of its constructors takes one; names for all 256 markers ([`markers`]), of which it has 16;
-//! refusing an id that stands for nothing, which it passes over; a time that grows with the length
-//! of the text and not with its square ([`pieces::apart`]); and text that is whole UTF-8 while its
-//! ids still come ([`stream`]). Over K3's ranks both encoders must give the same ids,
-//! and the tests hold them to that.
+//! A thin layer over the crate `tiktoken`, which carries K3's vocabulary and encodes with it. This
+//! crate adds what it lacks: rank tables of a folder ([`ranks`], [`pieces`], [`merge`]), since none
+//! of its constructors takes one; names for all 256 markers ([`markers`]), of which it has 16; an
+//! error for an id without a token, which it ignores; time linear in the length of the text instead
+//! of quadratic ([`pieces::apart`]); and text that is whole UTF-8 while its ids still come
+//! ([`stream`]). Over K3's ranks both encoders must give the same ids, and the tests hold them to
+//! that.
 //!
 //! The rules, from the released `tokenization_kimi.py` and its `tiktoken` table: markers first, if
-//! they are to be read at all, the longest at each place; what lies between them apart from each
-//! other; pieces by [`pieces::SPLIT_PATTERN`]; a piece that is a token is one; otherwise its bytes
-//! are merged pair by pair, the pair whose join has the lowest rank first.
+//! they are to be read at all, the longest at each place; the texts between them separately; pieces
+//! by [`pieces::SPLIT_PATTERN`]; a piece that is a token is one; otherwise its bytes are merged
+//! pair by pair, the pair whose join has the lowest rank first.
 
 pub mod error;
 mod exits;
@@ -39,7 +39,7 @@ pub use stream::Utf8Stream;
 pub const K3_VOCABULARY: usize = 163_840;
 /// Tokens with a rank; the ids from here on are markers.
 pub const K3_RANKS: usize = 163_584;
-/// Version of the Unicode tables behind letters, numbers, white space and Han in
+/// Version of the Unicode tables for letters, numbers, white space and Han in
 /// [`pieces::SPLIT_PATTERN`]: those of the crate `regex-syntax`, which both encoders use.
 pub const UNICODE_VERSION: &str = "16.0.0";
 /// Name of K3's encoding in the crate.
@@ -145,8 +145,8 @@ impl Tokenizer {
         ids
     }
 
-    /// Ids of neighbouring segments: each encoded apart, never merged across a joint. This is how
-    /// a control token beside a user's text stays one, and the text stays text.
+    /// Ids of neighbouring segments: each encoded apart, never merged across a joint. This is how a
+    /// control token next to a user's text stays one, and the text stays text.
     #[must_use]
     pub fn encode_segments(&self, segments: &[(&str, Special)]) -> Vec<u32> {
         let mut ids = Vec::new();
@@ -177,7 +177,7 @@ impl Tokenizer {
         }
     }
 
-    /// Appends what an id stands for.
+    /// Appends the bytes of an id.
     ///
     /// # Errors
     /// An id that stands for nothing.
@@ -204,7 +204,7 @@ impl Tokenizer {
         Ok(())
     }
 
-    /// The bytes that ids stand for; they need not be UTF-8.
+    /// The bytes of ids, which need not be UTF-8.
     ///
     /// # Errors
     /// An id that stands for nothing.

@@ -53,7 +53,7 @@ impl Markers {
         Self { names, ids, any }
     }
 
-    /// Reads `tokenizer_config.json` beside a table of `ranks` tokens.
+    /// Reads `tokenizer_config.json` for a table of `ranks` tokens.
     ///
     /// # Errors
     /// [`Malformed`], naming file and field.

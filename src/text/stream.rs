@@ -1,4 +1,4 @@
-//! Text while its ids still come: whole UTF-8 only.
+//! Streams text from ids, whole UTF-8 characters only.
 
 /// Holds the bytes that may still become a character. What it hands out, joined, is the whole
 /// decode as `String::from_utf8_lossy` gives it: bytes that can never become a character are one

@@ -1,4 +1,4 @@
-//! Answers by the f64 reference: what an evidence set holds, made for any checkpoint.
+//! Makes the answers of an evidence set for any checkpoint, by the f64 reference.
 
 use k3_core::choice::Choice as _;
 use std::collections::BTreeMap;
@@ -118,7 +118,7 @@ impl Answers {
         keys.filter(|key| key.stage == Stage::RouterIds).filter_map(|key| key.layer).collect()
     }
 
-    /// `expected.json`, with the noise floors beside the answers.
+    /// `expected.json`, with the answers and the noise floors.
     #[must_use]
     pub fn json(
         &self,

@@ -1,4 +1,4 @@
-//! One evidence set with one subject opened on it: what the oracle gates look at.
+//! One evidence set with one subject opened on it, as the oracle gates use it.
 
 use k3_core::choice::Choice as _;
 use std::sync::OnceLock;

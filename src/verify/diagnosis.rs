@@ -1,4 +1,4 @@
-//! Naming a mistake from logits alone: which known wrong variant gives the same ones?
+//! Identifies a mistake from logits alone: which known mutant produces the same ones?
 //!
 //! A foreign engine shows its logits and nothing inside. Every mutant of the kill matrix is a known
 //! mistake with known logits: when the engine's are within its tolerance of a mutant's, at
@@ -44,7 +44,9 @@ pub fn lines(context: &Context<'_>, logits: &Logits) -> Vec<String> {
     };
     let rows = (first + 1).max(LEAST_ROWS).min(logits.rows);
     if rows > MOST_ROWS {
-        return vec![format!("the first wrong position is {first}: too late to name a mistake")];
+        return vec![format!(
+            "the first wrong position is {first}: too late to identify a mistake"
+        )];
     }
     let from_right = (0..rows).map(off).fold(0.0, f64::max);
     let (mutants, near) = ranked(context, &logits.values[..rows * vocabulary], tolerance);
@@ -66,12 +68,13 @@ pub fn lines(context: &Context<'_>, logits: &Logits) -> Vec<String> {
         ));
     }
     if same.len() > LISTED {
-        lines.push(format!("and to {} more with the same logits", same.len() - LISTED));
+        lines.push(format!("and {} more mistakes with the same logits", same.len() - LISTED));
     }
     if let (true, Some(distance)) = (same.is_empty(), near.first()) {
         let mutant = &mutants[distance.place];
         let (id, away) = (&mutant.id, distance.max_abs);
-        lines.push(format!("no known mistake gives these logits; nearest {id}, {away:.3e} away"));
+        lines
+            .push(format!("no known mistake produces these logits; nearest {id}, {away:.3e} away"));
     }
     lines
 }

@@ -2,7 +2,7 @@
 //!
 //! A set is a folder with `model/`, `expected.json` and `expected.safetensors`. Reading it checks
 //! that it is consistent with itself, since a set whose own argmax disagrees with its own logits
-//! proves nothing about anybody. Unknown JSON keys are ignored and listed.
+//! proves nothing. Unknown JSON keys are ignored and listed.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -197,7 +197,7 @@ impl EvidenceSet {
         Self::open_parts(name, &dir.join("model"), dir)
     }
 
-    /// Reads a set whose checkpoint lies in `model_dir` and whose answers lie in `answers_dir`.
+    /// Reads a set with its checkpoint in `model_dir` and its answers in `answers_dir`.
     ///
     /// # Errors
     ///

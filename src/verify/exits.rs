@@ -1,4 +1,4 @@
-//! How a command ends for what cannot be judged.
+//! Exit codes and hints for inputs that cannot be judged.
 
 use crate::answers::AnswerError;
 use crate::audit::digests::DigestError;
@@ -7,7 +7,7 @@ use crate::engine_command::TemplateError;
 use crate::evidence::EvidenceError;
 use crate::fixtures::FixtureError;
 use crate::layers::journal::JournalError;
-use crate::layers::parts::MergeError;
+use crate::layers::merge::MergeError;
 use crate::layers::range::RangeError;
 use crate::layers::run::RunError;
 use crate::layers::sources::SourcesError;

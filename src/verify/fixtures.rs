@@ -1,9 +1,9 @@
-//! The fixtures that ship in the binary, and the same from a folder.
+//! The fixtures embedded in the binary, or read from a folder.
 //!
 //! All files are listed with size and sha256 in one manifest, which is checked in both cases. The
 //! embedded files are unpacked to a temporary folder and opened by the ordinary readers, so that
-//! nothing is tested through a back door. The mild twin is stored as the tensors in which it
-//! differs from the tiny oracle; its checkpoint is composed in the temporary folder.
+//! tests use the ordinary code paths. The mild twin is stored as the tensors in which it differs
+//! from the tiny oracle; its checkpoint is composed in the temporary folder.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -139,7 +139,7 @@ impl std::fmt::Display for Finding {
 /// Fixtures on disk, verified against their manifest.
 #[derive(Debug)]
 pub struct Fixtures {
-    /// Where they lie.
+    /// Where they are.
     pub root: PathBuf,
     /// Files checked.
     pub checked: usize,
@@ -249,7 +249,7 @@ fn parse_manifest(path: &Path, text: &str) -> Result<Manifest, FixtureError> {
     })
 }
 
-/// Whether the hash that stands beside the manifest is the manifest's.
+/// Whether the hash file next to the manifest matches it.
 fn check_witness(root: &Path, manifest: &str) -> Option<Finding> {
     let expected = format!("{}  {MANIFEST}\n", hex_sha256(manifest.as_bytes()));
     let problem = match fs::read(root.join(WITNESS)) {

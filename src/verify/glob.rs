@@ -1,4 +1,4 @@
-//! Patterns of `--only`: `*` stands for any run of characters, `?` for one.
+//! Patterns of `--only`: `*` matches any run of characters, `?` exactly one.
 
 /// A pattern over gate ids.
 #[derive(Debug, Clone, PartialEq, Eq)]

@@ -82,7 +82,7 @@ impl KernelFixtures {
             comparisons.extend(judge_case(gate, case, &outputs, source));
         }
         if comparisons.is_empty() && !source.has_contract_bits() {
-            let summary = format!("{} owes nothing to the contract's bits", source.name());
+            let summary = format!("{} does not promise the bits of the contract", source.name());
             return Outcome::new(Verdict::NotApplicable, summary);
         }
         summarise(comparisons)
@@ -175,9 +175,12 @@ fn summarise(comparisons: Vec<NamedComparison>) -> Outcome {
     let failed: Vec<&NamedComparison> = comparisons.iter().filter(|c| !c.record.passed).collect();
     let summary = match failed.first() {
         None => {
-            let worst = comparisons.iter().filter_map(|c| c.record.ratio).fold(0.0, f64::max);
+            let ratios = comparisons.iter().filter_map(|c| c.record.ratio);
             let count: usize = comparisons.iter().map(|c| c.record.count).sum();
-            format!("{count} values, worst {worst:.2e} of its tolerance")
+            match ratios.reduce(f64::max) {
+                Some(worst) => format!("{count} values, worst {worst:.2e} of its tolerance"),
+                None => format!("{count} values, bit-exact"),
+            }
         }
         Some(first) => {
             let how = match (&first.record.problem, &first.record.first_mismatch) {

@@ -1,12 +1,12 @@
 //! The kill matrix: every mutant against every gate.
 //!
 //! A mutant is a subject with one planted mistake. A gate that no mutant turns red does not count,
-//! a clause without a mutant is not covered, and a mutant that no gate sees is a survivor: each of
-//! these is a hole in the ladder, and the matrix is there to show it.
+//! a clause without a mutant is not covered, and a mutant that no gate catches is a survivor: each
+//! of these is a hole in the ladder, which the matrix shows.
 //!
-//! The gates behind teacher forcing run the model many times over. A mutant that teacher forcing
-//! sees is not put to them unless every cell is asked for: neither its fate nor the first gate to
-//! see it can change.
+//! The gates after teacher forcing run the model many times. A mutant that teacher forcing catches
+//! skips them unless every cell is asked for: neither its fate nor the first gate to catch it can
+//! change.
 
 use std::collections::BTreeMap;
 
@@ -104,7 +104,7 @@ pub struct Options {
     pub mla_norm_eps: f64,
     /// Worker threads, at least 1.
     pub threads: usize,
-    /// Put mutants that teacher forcing sees to the gates behind it as well.
+    /// Run the gates after teacher forcing on mutants that it catches as well.
     pub every_cell: bool,
 }
 
@@ -132,7 +132,7 @@ impl KillMatrix {
             let mut is_seen = false;
             let outcome = |gate: &Gate| {
                 if is_seen && !options.every_cell {
-                    return Outcome::new(Verdict::NotSelected, "teacher forcing has seen it");
+                    return Outcome::new(Verdict::NotSelected, "caught by teacher forcing");
                 }
                 let outcome = caught(|| judge(gate, kernels, &context));
                 is_seen |= gate.id == TEACHER_FORCING && outcome.verdict == Verdict::Fail;

@@ -1,4 +1,4 @@
-//! A run of the ladder: on what, with which subjects, which gates, and the report that comes out.
+//! A run of the ladder: sets, subjects, gates, and the resulting report.
 
 use std::path::Path;
 use std::sync::atomic::{AtomicUsize, Ordering};

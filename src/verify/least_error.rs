@@ -4,9 +4,9 @@
 //! [`STRIDE`] powers of two until a gate has stayed green twice in a row; between the last red and
 //! the first green the exponent is bisected. A gate need not be monotone in δ (ids may come out
 //! right by luck), so a lone red below a green does not count, and a green above the answer is
-//! said. Gates that run over hundreds of tokens are searched around the answer of a faster one that
-//! judges alike, outwards by 1, 2, 4, …; where the answers agree that is one red and one green.
-//! The engine's bits are the contract's, so the table is the same on every machine.
+//! reported. Gates that run over hundreds of tokens are searched around the answer of a faster one
+//! that judges alike, outwards by 1, 2, 4, …; where the answers agree that is one red and one
+//! green. The engine's bits are the contract's, so the table is the same on every machine.
 
 use std::collections::BTreeMap;
 
@@ -95,7 +95,7 @@ impl LeastErrors {
     ) -> Self {
         let rungs = gates_of_numbers();
         let gates: Vec<String> = rungs.iter().map(|gate| gate.full_id(&set.name)).collect();
-        // Without an error every site is the same engine, so that one of them stands for all.
+        // Without an error every site is the same engine, so one of them represents all.
         let zero = sites.first().map(|site| subjects::perturbed(*site, 0.0));
         let red_at_zero = zero.map_or_else(Vec::new, |source| {
             let context = Context::new(set, source.as_ref(), MLA_NORM_EPS);
@@ -161,7 +161,7 @@ fn least(mut red: impl FnMut(i32) -> bool) -> Least {
     };
     let monotone = scanned[..last].iter().all(|(_, red)| *red);
     let mut exponent = scanned[last].0;
-    // Below the last red that counts stands a green, or the end of the scan.
+    // Below the last red that counts is a green, or the end of the scan.
     if last + 1 < scanned.len() {
         exponent = bisect(exponent, exponent - STRIDE, red);
     }
@@ -189,7 +189,7 @@ fn least_near(near: i32, mut red: impl FnMut(i32) -> bool) -> Least {
         (Some(outer), true) => bisect(inner, outer, red),
         (Some(outer), false) => bisect(outer, inner, red),
     };
-    // Every green that was tried lies below the red.
+    // Every green that was tried is below the red.
     Least::At { exponent, monotone: true }
 }
 
@@ -210,7 +210,7 @@ fn bisect(mut seen: i32, mut unseen: i32, mut red: impl FnMut(i32) -> bool) -> i
 mod tests {
     use super::*;
 
-    /// Every border is found to the power of two, and a gate that sees nothing is said to.
+    /// Every border is found to the power of two, and a gate that sees nothing is reported.
     #[test]
     fn the_border_is_found_wherever_it_lies() {
         for border in BOTTOM..=TOP {
@@ -227,7 +227,7 @@ mod tests {
         assert_eq!(least_near(-20, |_| false), Least::Unseen);
     }
 
-    /// A gate that is right by luck at one δ: the luck is said, a lone red does not count.
+    /// A gate that is right by luck at one δ: the luck is reported, a lone red does not count.
     #[test]
     fn luck_is_not_taken_for_a_border() {
         let lucky = least(|exponent| exponent >= -9 && exponent != 0);

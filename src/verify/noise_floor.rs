@@ -1,6 +1,6 @@
 //! The noise floor: how far rounding alone moves the values of a model.
 //!
-//! Measured, not guessed: the f64 reference runs the same ids twice, plainly and with every stored
+//! It is measured: the f64 reference runs the same ids twice, plainly and with every stored
 //! activation rounded to the precision in question ([`k3_reference::rounding`]). A chained
 //! tolerance, one for values computed from values that were rounded before them, is [`FACTOR`]
 //! times the largest distance between the two.
@@ -268,8 +268,8 @@ mod tests {
     use super::*;
 
     /// The oracle measures the same noise in its own code, on nearly the same rounding points, and
-    /// wrote it down beside the twin's answers. Two measurements of one floor agree within a
-    /// factor of two; a hook that rounds nothing, or rounds to another precision, does not.
+    /// recorded it with the twin's answers. Two measurements of one floor agree within a factor of
+    /// two; a hook that rounds nothing, or rounds to another precision, does not.
     #[test]
     fn the_floor_is_what_the_oracle_measured() {
         let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../fixtures/mild/expected.json");

@@ -1,4 +1,4 @@
-//! What a gate says: a verdict, one line of summary, the records behind it.
+//! The outcome of a gate: a verdict, one line of summary, the underlying records.
 
 use serde::{Deserialize, Serialize};
 
@@ -51,7 +51,7 @@ pub struct NamedComparison {
 /// A distance that is reported and gates nothing.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct Information {
-    /// What the subject was held beside.
+    /// What the subject was compared with.
     pub name: String,
     /// Largest absolute difference.
     pub max_abs: f64,
@@ -64,10 +64,10 @@ pub struct Outcome {
     pub verdict: Verdict,
     /// One line: the numbers of a pass, the first disagreement of a failure.
     pub summary: String,
-    /// The records behind the verdict, the deciding ones first.
+    /// The records of the verdict, the deciding ones first.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub comparisons: Vec<NamedComparison>,
-    /// Distances beside the verdict.
+    /// Informational distances.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub information: Vec<Information>,
     /// Further lines.

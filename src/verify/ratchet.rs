@@ -1,9 +1,9 @@
-//! The ratchet: how near to its tolerance each part of the shipped ladder has come so far.
+//! The ratchet: how close each part of the shipped ladder has come to its tolerance.
 //!
-//! A tolerance says what is allowed; it is derived and mostly generous. A change that makes a
-//! result four times worse is a finding even under its tolerance, so the observed ratios are kept
-//! in a committed file, and a ratio that grows fourfold turns its gate red. The file is written by
-//! `k3-verify gates --write-ratchet FILE`, and its changes are read like code.
+//! Tolerances are derived and mostly generous. A change that makes a result four times worse is a
+//! finding even within its tolerance, so the observed ratios are kept in a committed file, and a
+//! ratio that grows fourfold turns its gate red. The file is written by `k3-verify gates
+//! --write-ratchet FILE`, and its changes are read like code.
 //!
 //! What one rounding can do is not growth: ratios below [`one_rounding`] count as that.
 

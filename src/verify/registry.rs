@@ -1,7 +1,7 @@
-//! The ladder: every gate as a data record, in the order in which they are climbed.
+//! The ladder: every gate as a data record, in ladder order: cheap gates first.
 //!
 //! The list, the runner, the kill matrix, the least detectable errors and the reports all read this
-//! one table. A gate says what it is run on, what a subject has to offer for it and how it judges.
+//! one table. A gate says what it runs on, what it needs of a subject, and how it judges.
 
 use super::checks::{bind, damage, greedy, incremental, invariance, stages, teacher_forcing};
 use super::context::Context;
@@ -95,7 +95,7 @@ pub enum Needs {
 }
 
 impl Needs {
-    /// Everything that a subject may offer beside logits.
+    /// Everything that a subject may offer apart from logits.
     pub const ALL: &'static [Self] = &[Self::Stages, Self::Folder, Self::Bits];
 
     /// The word in the list of gates.
@@ -117,8 +117,8 @@ impl Needs {
     pub fn missing_in(self, source: &dyn SubjectSource) -> Option<&'static str> {
         let reason = match self {
             Self::Nothing | Self::Operation | Self::Logits => return None,
-            Self::Stages => "the subject shows no intermediate values",
-            Self::Folder => "the subject does not say what it refuses in a checkpoint",
+            Self::Stages => "the subject provides no intermediate values",
+            Self::Folder => "the subject does not report why it refuses a checkpoint",
             Self::Bits => "the subject does not promise equal bits",
         };
         (!source.offers().contains(&self)).then_some(reason)
@@ -129,10 +129,9 @@ fn always(_set: &EvidenceSet) -> Applies {
     Ok(())
 }
 
-/// What does not depend on the values of the weights is asked once.
+/// A check that does not depend on the values of the weights runs once.
 fn no_twin(set: &EvidenceSet) -> Applies {
-    let is_twin =
-        "same files and shapes as its twin's, where this is asked; --exhaustive asks again";
+    let is_twin = "same files as `tiny`, checked there; --exhaustive repeats it";
     if set.twin { Err(is_twin) } else { Ok(()) }
 }
 
@@ -153,8 +152,7 @@ fn has_padded_log_decay(set: &EvidenceSet) -> Applies {
 }
 
 /// Tolerance of the kernel gates that hold an f32 subject to the contract's bits.
-pub const BITS: &str =
-    "equal bits with the contract; an f64 subject within 1e-12 of the largest value";
+pub const BITS: &str = "the bits of the contract; an f64 subject within 1e-12 of the largest value";
 const BOUND: &str = "a bound per element that counts the contract's f32 roundings; an f64 subject \
                      within 1e-12 of the largest value";
 
@@ -195,10 +193,10 @@ pub fn of_sets() -> impl Iterator<Item = &'static Gate> {
 pub const LADDER: &[Gate] = &[
     Gate {
         id: "fixtures",
-        passes: "every fixture file has the size and hash of the manifest",
-        reads: "fixtures/manifest.json and every file that it lists",
+        passes: "every fixture file has the size and hash given in the manifest",
+        reads: "fixtures/manifest.json and every file it lists",
         tolerance: "exact",
-        catches: "a fixture that was changed, cut or left out",
+        catches: "a changed, truncated or missing fixture",
         needs: Needs::Nothing,
         numbers: false,
         on: On::Shipped(judge_fixtures),
@@ -233,7 +231,7 @@ pub const LADDER: &[Gate] = &[
         "softmax-sum",
         "softmax-weighted sum",
         BOUND,
-        "no maximum taken off, blocked rescaling"
+        "maximum not subtracted, blocked rescaling"
     ),
     kernel!("mla-attention", "causal latent attention", BOUND, "scale, mask, halves of kv_b"),
     kernel!("residual-mix", "attention-residual mix", BOUND, "raw keys, normed values"),
@@ -255,7 +253,7 @@ pub const LADDER: &[Gate] = &[
         passes: "a checkpoint without one latent expert norm is refused by name",
         reads: "a copy with the tensor renamed",
         tolerance: "exact",
-        catches: "a loader that computes on without a tensor it needs",
+        catches: "a loader that runs without a tensor it needs",
         needs: Needs::Folder,
         numbers: false,
         on: On::Set { applies: no_twin, check: damage::missing_norm },
@@ -265,7 +263,7 @@ pub const LADDER: &[Gate] = &[
         passes: "a tensor of transposed shape is refused by name",
         reads: "a copy with the dimensions of b_proj exchanged",
         tolerance: "exact",
-        catches: "a loader that compares element counts and not shapes",
+        catches: "a loader that compares element counts instead of shapes",
         needs: Needs::Folder,
         numbers: false,
         on: On::Set { applies: no_twin, check: damage::transposed_shape },
@@ -273,9 +271,9 @@ pub const LADDER: &[Gate] = &[
     Gate {
         id: "refuse-log-decay-tail",
         passes: "an A_log whose padding is not zero is refused by name",
-        reads: "a copy with one value behind the heads",
+        reads: "a copy with one value after the heads",
         tolerance: "exact",
-        catches: "a reader that slices off what it does not look at",
+        catches: "a reader that drops the padding unchecked",
         needs: Needs::Folder,
         numbers: false,
         on: On::Set { applies: has_padded_log_decay, check: damage::log_decay_tail },
@@ -285,18 +283,18 @@ pub const LADDER: &[Gate] = &[
         passes: "MXFP4 scale byte 255 is refused by name",
         reads: "a copy with that byte in every expert of the last layer",
         tolerance: "exact",
-        catches: "damage turned into zeros or large numbers in silence",
+        catches: "damage silently turned into zeros or large numbers",
         needs: Needs::Folder,
         numbers: false,
         on: On::Set { applies: no_twin, check: damage::nan_scale },
     },
     Gate {
         id: "stages",
-        passes: "every intermediate value the set has is right, in execution order",
+        passes: "every intermediate value in the set is right, in execution order",
         reads: "stage tensors, router ids and weights, layer outputs",
         tolerance: "the set's tolerance, relative to each tensor's largest value; 1e-3 on layer \
-                 outputs and 5e-5 on routing weights that were made in f32",
-        catches: "a wrong value that the logits forgive, and the place of one they do not",
+                 outputs and 5e-5 on routing weights computed in f32",
+        catches: "a wrong value that does not show in the logits, and where one that does begins",
         needs: Needs::Stages,
         numbers: true,
         on: On::Set { applies: has_stages, check: stages::against_answers },
@@ -316,14 +314,14 @@ pub const LADDER: &[Gate] = &[
         passes: "the same on the long sequence",
         reads: "long_ids, long.logits.f64",
         tolerance: "the set's tolerance for the subject's precision",
-        catches: "what shows beyond the first chunk: a short cache, a cut history",
+        catches: "mistakes beyond the first chunk: a short cache, a truncated history",
         needs: Needs::Logits,
         numbers: true,
         on: On::Set { applies: has_long, check: teacher_forcing::long },
     },
     Gate {
         id: "greedy",
-        passes: "full recompute at every step chooses the set's greedy ids",
+        passes: "full recompute at every step chooses the greedy ids of the set",
         reads: "prompt_ids, greedy_ids",
         tolerance: "exact",
         catches: "state that leaks from one sequence into the next",
@@ -333,10 +331,10 @@ pub const LADDER: &[Gate] = &[
     },
     Gate {
         id: "incremental",
-        passes: "carried state chooses the greedy ids, with logits equal to recompute in bits",
+        passes: "carried state chooses the greedy ids, with logits bit-equal to full recompute",
         reads: "prompt_ids, greedy_ids, long_ids",
         tolerance: "equal bits",
-        catches: "state that is lost, stale, or of another place",
+        catches: "state that is lost, stale or in the wrong slot",
         needs: Needs::Logits,
         numbers: true,
         on: On::Set { applies: no_twin, check: incremental::carried_state },
@@ -346,8 +344,8 @@ pub const LADDER: &[Gate] = &[
         passes: "equal bits over kernel paths, threads, chunks, rings, caches, interleaving, state",
         reads: "full_ids",
         tolerance: "equal bits",
-        catches: "sums split over threads, chunk borders, slots given out twice, stale reads, \
-                  state of another sequence",
+        catches: "sums split over threads, chunk boundaries, slots used twice, stale reads, state \
+                  of another sequence",
         needs: Needs::Bits,
         numbers: false,
         on: On::Set { applies: no_twin, check: invariance::however_run },

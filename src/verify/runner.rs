@@ -2,7 +2,7 @@
 //!
 //! Workers are plain threads that take the next gate from a counter. They are not tasks of a
 //! work-stealing pool: two gates may wait for the same pass, and a stolen task that waits for the
-//! pass below it on its own stack would wait for ever.
+//! pass below it on its own stack would wait forever.
 
 use std::sync::Mutex;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -59,7 +59,7 @@ pub fn judge(gate: &Gate, kernels: &KernelFixtures, context: &Context<'_>) -> Ou
 #[must_use]
 pub fn judge_on_set(gate: &Gate, context: &Context<'_>) -> Outcome {
     let On::Set { applies, check } = gate.on else {
-        return Outcome::new(Verdict::NotApplicable, "it is not run on evidence sets");
+        return Outcome::new(Verdict::NotApplicable, "does not apply to evidence sets");
     };
     match applies(context.set).err().or_else(|| gate.needs.missing_in(context.source)) {
         Some(reason) => Outcome::new(Verdict::NotApplicable, reason),
@@ -168,7 +168,7 @@ pub fn judge_fixtures(fixtures: &Fixtures) -> Outcome {
         (false, false) => Verdict::NotRun,
     };
     let summary = match fixtures.findings.first() {
-        None => format!("{} files as the manifest says", fixtures.checked),
+        None => format!("{} files match the manifest", fixtures.checked),
         Some(first) => first.to_string(),
     };
     let mut outcome = Outcome::new(verdict, summary);

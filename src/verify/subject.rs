@@ -1,4 +1,4 @@
-//! What a gate judges: a subject, opened on a checkpoint, run as sequences with carried state.
+//! A subject: what a gate judges, opened on a checkpoint and run as sequences with carried state.
 //!
 //! The f64 reference, the engine, a mutated one of either and a foreign executable all come in
 //! through these traits, so that a gate is written once.
@@ -112,7 +112,7 @@ pub trait SubjectSource: Sync {
     ///
     /// [`SubjectError::Refused`] when the checkpoint does not bind.
     fn open(&self, model: Opening<'_>) -> Result<Box<dyn Subject>, SubjectError>;
-    /// What it offers beside logits; gates that need something else are NOT APPLICABLE to it.
+    /// What it offers apart from logits; gates that need more are NOT APPLICABLE to it.
     fn offers(&self) -> &[Needs] {
         &[]
     }

@@ -1,7 +1,7 @@
-//! Answer files: safetensors whose values are wanted as f64 or as ids.
+//! Answer files: safetensors read as f64 or as ids.
 //!
-//! Evidence, dumps and fixtures come in through here. F64, F32, F16 and BF16 widen exactly to f64;
-//! I32 and I64 become ids; U8 is kept as ids too. Checkpoints are not read with this module.
+//! Evidence, dumps and fixtures are read by this module. F64, F32, F16 and BF16 widen exactly to
+//! f64; I32 and I64 become ids; U8 is kept as ids too. Checkpoints are not read with this module.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};

@@ -1,4 +1,4 @@
-//! Layer-cycle: our policy, made for a scan through the layers.
+//! This project's policy: predicted reuse at the layer's next visit, minus a waiting cost.
 //!
 //! A token asks the layers in turn, so an expert can only be used again when its layer comes
 //! round: that wait is known. What is not known is whether it will be used then. The policy

@@ -1,4 +1,4 @@
-//! Replacement policies, one file each behind one small trait.
+//! Replacement policies, one file each, under one small trait.
 //!
 //! A policy sees slots, not memory: who was put where, who was used, and when a slot is needed.
 //! It never sees the future; the optimum, which does, is in `optimum`. A policy

@@ -1,8 +1,7 @@
 //! Pinned hottest plus LRU: a fixed set that never leaves once it is loaded, LRU for the rest.
 //!
-//! Which experts are pinned is learned elsewhere, on the first part of a trace
-//! (`study`); judged is the rest only. Nothing is loaded for free: a
-//! pinned expert is read at its first use.
+//! Which experts are pinned is learned elsewhere, on the first part of a trace (`study`); only the
+//! rest is judged. Nothing is loaded for free: a pinned expert is read at its first use.
 
 use super::Policy;
 use super::list::{Links, List, NONE};

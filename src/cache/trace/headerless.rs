@@ -1,10 +1,10 @@
 //! The headerless trace of other engines: little-endian int32 pairs (layer, expert).
 //!
-//! Such a file says nothing about itself, so every value is held against the model's shape, and a
-//! file in the other byte order is refused by name. Demands are the maximal runs of one layer,
+//! Such a file says nothing about itself, so every value is checked against the model's shape, and
+//! a file in the other byte order is refused by name. Demands are the maximal runs of one layer,
 //! cut at top-k; the last one of a cut trace may be shorter. An expert that occurs twice in a
-//! demand is accepted: one read, two uses, and the second use is a hit. Steps and positions are
-//! not in the file: `order` reads them off the order.
+//! demand is accepted: one read, two uses, and the second use is a hit. Steps and positions are not
+//! in the file: `order` reads them off the order.
 
 use super::{Chunk, Demand, Phase, Step, Trace, TraceError};
 use crate::shape::ModelShape;
@@ -32,7 +32,7 @@ pub fn import(bytes: &[u8], shape: &ModelShape) -> Result<Trace, TraceError> {
     Ok(from_requests(requests, shape))
 }
 
-/// A trace without marks from dense indices that lie inside the shape.
+/// A trace without marks from dense indices inside the shape.
 pub fn from_requests(requests: Vec<u32>, shape: &ModelShape) -> Trace {
     let demands = cut_into_demands(&requests, shape);
     let position_count = 0;

@@ -1,11 +1,10 @@
-//! A trace: which experts were asked for, by whom, in which order.
+//! A trace: the requested experts, by position, in order.
 //!
 //! The flat list of requests is cut into demands (one position asking one layer for its top-k),
-//! demands belong to chunks (positions that run through a layer together) and chunks to steps
-//! (one forward pass). Two files become a trace: the headerless list of integer pairs that other
-//! engines write ([`headerless`]) and our own format ([`v1`]). What a trace MEANS, incremental
-//! decoding or the whole prefix computed again at every step, is decided in
-//! `order`, not here.
+//! demands belong to chunks (positions that run through a layer together) and chunks to steps (one
+//! forward pass). Two files become a trace: the headerless list of integer pairs that other engines
+//! write ([`headerless`]) and our own format ([`v1`]). What a trace MEANS, incremental decoding or
+//! the whole prefix recomputed at every step, is decided in `order`, not here.
 
 pub mod csv;
 pub mod error;
@@ -100,7 +99,7 @@ pub struct Decision {
     pub outcome: Outcome,
 }
 
-/// A trace, checked: every index lies inside the shape, every range inside the list.
+/// A trace, checked: every index is inside the shape, every range inside the list.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Trace {
     /// Sizes of the model.

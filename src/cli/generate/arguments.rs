@@ -14,53 +14,53 @@ use k3_cache::policy::PolicyName;
 use k3_cache::presets;
 use k3_core::config::MLA_NORM_EPS;
 
-/// Most ids to generate in one run.
+/// Maximum ids to generate in one run.
 const MAX_GEN: u32 = 1_000_000;
-/// Most slots of a ring.
+/// Maximum slots of a ring.
 const MAX_RING: u32 = 64;
-/// Most tokens of a chunk.
+/// Maximum tokens of a chunk.
 const MAX_CHUNK: u32 = 65_536;
 
-/// How much memory a run gets and what it does with it.
+/// How much memory a run gets and how it uses it.
 #[derive(Debug, Args)]
 pub struct ModelArgs {
     /// Packed trunk, made by `pack`
     #[arg(long, value_name = "DIR")]
     pub trunk: Option<PathBuf>,
-    /// Most memory the process may take, such as 8GB or 6.5GiB
+    /// Memory limit of the process, such as 8GB or 6.5GiB
     #[arg(long, value_name = "SIZE", value_parser = parse_size)]
     pub memory: Option<u64>,
-    /// Split of memory between trunk and experts
+    /// Preset split of memory between trunk and experts
     #[arg(long, value_name = "NAME", value_parser = presets::names())]
     pub preset: Option<String>,
-    /// GB for the trunk: layers in memory and ring
+    /// Memory limit of the trunk (pinned layers and ring) in GB
     #[arg(long, value_name = "X", value_parser = parse_gigabytes)]
     pub trunk_gb: Option<u64>,
-    /// GB for expert slots
+    /// Memory limit of the expert slots in GB
     #[arg(long, value_name = "X", value_parser = parse_gigabytes)]
     pub cache_gb: Option<u64>,
     /// Expert slots (instead of --cache-gb)
     #[arg(long, value_name = "N", conflicts_with = "cache_gb",
         value_parser = clap::value_parser!(u32).range(1..))]
     pub expert_slots: Option<u32>,
-    /// Slots for layers that are not in memory; with 2 and more the next is read ahead
+    /// Slots for layers that are streamed; with 2 or more the next layer is read ahead
     #[arg(long, value_name = "N",
         value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_RING)))]
     pub ring: Option<u32>,
-    /// Policy of the expert cache; the default is what the laboratory recommends
+    /// Policy of the expert cache; the default is what `simcache` recommends
     #[arg(long, value_name = "NAME", value_parser = choice::<PolicyName>(),
         default_value = "layer-cycle")]
     pub policy: PolicyName,
-    /// Tokens of a prompt that go through a layer together
+    /// Prompt tokens that go through a layer together
     #[arg(long, value_name = "N", default_value_t = 32,
         value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_CHUNK)))]
     pub prefill_chunk: u32,
-    /// Run only the first N layers; the ids are not the model's then
+    /// Run only the first N layers; the ids are then not the model's
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     pub layers: Option<u32>,
 }
 
-/// What was typed.
+/// Arguments of `generate`.
 #[derive(Debug, Args)]
 pub struct GenerateArgs {
     #[command(flatten)]
@@ -75,7 +75,7 @@ pub struct GenerateArgs {
     /// text unless --special token is given
     #[arg(long, value_name = "TEXT", conflicts_with = "prompt_file")]
     pub prompt: Option<String>,
-    /// The same from a file (- for stdin), byte for byte: a line end at its end is part of it
+    /// Prompt text from a file (- for stdin), byte for byte, a final line end included
     #[arg(long, value_name = "FILE")]
     pub prompt_file: Option<PathBuf>,
     /// How markers in the prompt are read [default: text]
@@ -85,33 +85,33 @@ pub struct GenerateArgs {
     /// them, else K3's vocabulary, built in]
     #[arg(long, value_name = "DIR")]
     pub tokenizer: Option<PathBuf>,
-    // Known here, so that the refusal says what to do instead.
+    // Accepted so that the error can say what to do instead.
     #[arg(long, hide = true)]
     chat: bool,
     /// Ids to generate; 0 only feeds the prompt
     #[arg(long, value_name = "N", default_value_t = 8,
         value_parser = clap::value_parser!(u32).range(..=i64::from(MAX_GEN)))]
     pub r#gen: u32,
-    /// Stop after this id; it is kept, and so is its text (repeatable)
+    /// Stop after this id, which is included in ids and text (repeatable)
     #[arg(long, value_name = "ID", value_parser = parse_id)]
     pub stop_id: Vec<u32>,
-    /// Compute the whole prefix anew at every step
+    /// Recompute the whole prefix at every step
     #[arg(long, conflicts_with_all = ["load_state", "save_state"])]
     pub full_recompute: bool,
     /// Write the logits of every generated id, raw little-endian f32
     #[arg(long, value_name = "FILE")]
     pub dump_logits: Option<PathBuf>,
-    /// Write the expert requests and the cache's decisions, for `simcache`
+    /// Write a trace of expert requests and cache decisions, for `simcache`
     #[arg(long, value_name = "FILE")]
     pub dump_trace: Option<PathBuf>,
-    /// Write the state at the end. An interrupted run finishes the pass in hand and writes it too,
-    /// so that --load-state goes on from there
+    /// Write the state at the end. An interrupted run completes the current forward pass and saves
+    /// its state before exiting, so that --load-state can continue from there
     #[arg(long, value_name = "FILE")]
     pub save_state: Option<PathBuf>,
     /// Continue from a saved state; the ids of a prompt are appended
     #[arg(long, value_name = "FILE")]
     pub load_state: Option<PathBuf>,
-    /// Instead of generating, feed the ids and report how often each next one is the model's choice
+    /// Instead of generating, feed the ids and report how many are the model's own choice
     #[arg(long, conflicts_with_all = [
         "load_state", "save_state", "full_recompute", "stop_id", "dump_logits",
     ])]
@@ -125,7 +125,7 @@ pub struct GenerateArgs {
     pub output: OutputArgs,
 }
 
-/// Teacher forcing compares each id with the choice before it.
+/// Teacher forcing compares each id with the choice made before it.
 pub fn enough_to_check(ids: usize) -> Result<(), CommandError> {
     if ids < 2 {
         return Err(usage(format!("--tf-check needs at least 2 ids, got {ids}")));
@@ -134,16 +134,16 @@ pub fn enough_to_check(ids: usize) -> Result<(), CommandError> {
 }
 
 impl GenerateArgs {
-    /// What clap cannot say.
+    /// Checks that clap cannot express.
     pub fn check(&self) -> Result<(), CommandError> {
         if self.chat {
-            let error = usage("--chat: chat is not there yet");
+            let error = usage("--chat: chat is not implemented yet");
             return Err(error.hint("give the rendered conversation as --prompt or --ids"));
         }
         let text = self.prompt.is_some() || self.prompt_file.is_some();
         if self.special.is_some() && !text {
             let error = usage("--special: expected --prompt or --prompt-file, got neither");
-            return Err(error.hint("markers are looked for in text only"));
+            return Err(error.hint("only text can contain markers"));
         }
         if !text && self.ids.is_none() && self.load_state.is_none() {
             let error = usage("no prompt");
@@ -167,7 +167,7 @@ impl GenerateArgs {
         given.map(|(option, _)| option)
     }
 
-    /// Whether nothing but stdout is asked for.
+    /// Whether stdout is the only output.
     #[must_use]
     pub fn only_stdout(&self) -> bool {
         let files = [&self.dump_logits, &self.dump_trace, &self.save_state, &self.output.out];

@@ -1,4 +1,4 @@
-//! The memory of a run as its options ask for it.
+//! The memory plan of a run, from its options.
 
 use super::super::output::CommandError;
 use super::ModelArgs;
@@ -9,10 +9,10 @@ use k3_engine::memory::plan::LimitOf;
 use k3_engine::memory::{MemoryPlan, Wishes};
 use k3_engine::stream::ModelFiles;
 
-/// Share of the free memory that is used when nobody says how much: the rest is for others.
+/// Share of the free memory that is used by default; the rest is left to other processes.
 const UNASKED_SHARE: f64 = 0.95;
 
-/// Wishes of the options: a preset's, then those given one by one.
+/// The requested split: a preset's, then single options over it.
 #[must_use]
 fn wishes(args: &ModelArgs) -> Wishes {
     let preset = args.preset.as_deref().and_then(presets::named);
@@ -29,8 +29,8 @@ fn wishes(args: &ModelArgs) -> Wishes {
     }
 }
 
-/// The plan for a run over `positions` positions, or the refusal. `tokenizer`: where one is needed,
-/// what it has taken already.
+/// The plan for a run over `positions` positions, or the refusal. `tokenizer` is the memory that a
+/// tokenizer has already taken, if one is needed.
 ///
 /// # Errors
 /// Exit 5 with both numbers.
@@ -46,7 +46,7 @@ pub fn plan(
     demand.tokenizer_bytes = tokenizer.map_or(0, |_| k3_text::RESIDENT_BYTES);
     demand.logit_rows = logit_rows;
     demand.streams_vocabulary = streams_vocabulary(args);
-    // What the process already holds is in the plan and no longer in what the machine has.
+    // What the process already holds is part of the plan, but no longer of the free memory.
     let held = memory::resident_bytes().unwrap_or(0);
     let machine = memory::available().in_all(held);
     let wishes = wishes(args);
@@ -77,7 +77,7 @@ pub fn plan(
     })
 }
 
-/// Whether embedding rows and head are read when they are needed.
+/// Whether embedding rows and head are read on demand.
 pub fn streams_vocabulary(args: &ModelArgs) -> bool {
     args.preset.as_deref() == Some(presets::ULTRA)
 }

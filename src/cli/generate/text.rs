@@ -1,5 +1,4 @@
-//! Text of a run: whose vocabulary it is read by, the prompt's ids, and what is generated, as it is
-//! made.
+//! Text of a run: its vocabulary, the ids of the prompt, and the generated text as it streams.
 
 use std::io::{self, IsTerminal as _, Write as _};
 use std::path::{Path, PathBuf};
@@ -20,12 +19,12 @@ pub struct RunText {
     pub source: &'static str,
     /// The folder it was read from.
     pub folder: Option<PathBuf>,
-    /// Resident bytes that opening it has taken already.
+    /// Resident bytes that opening it took.
     pub held_bytes: u64,
 }
 
 impl RunText {
-    /// Opens the vocabulary where text comes in or goes out: that of `--tokenizer`, of the model's
+    /// Opens the vocabulary if the run reads or writes text: from `--tokenizer`, the model's
     /// folder, or the built-in one, in this order.
     ///
     /// # Errors
@@ -50,7 +49,7 @@ impl RunText {
         let before = memory::resident_bytes();
         let (source, folder) = match &args.tokenizer {
             Some(folder) => ("--tokenizer", Some(folder.clone())),
-            // A link to nothing is a file that is wrong, not one that is not there.
+            // A dangling link is an error, not an absent file.
             None if model.join(FILE_NAME).symlink_metadata().is_ok() => {
                 ("the model's folder", Some(model.to_owned()))
             }
@@ -82,7 +81,7 @@ impl RunText {
         }))
     }
 
-    /// The ids of `--prompt` or `--prompt-file`; none where neither is given.
+    /// The ids of `--prompt` or `--prompt-file`, or none.
     ///
     /// # Errors
     /// A file that cannot be read or is not UTF-8 (3).
@@ -96,14 +95,14 @@ impl RunText {
         }
     }
 
-    /// The text of ids; bytes that are no characters are U+FFFD.
+    /// The text of ids; bytes that are not UTF-8 become U+FFFD.
     pub fn decode(&self, ids: &[u32]) -> Result<String, CommandError> {
         let bytes = self.tokenizer.decode(ids)?;
         Ok(String::from_utf8_lossy(&bytes).into_owned())
     }
 }
 
-/// A vocabulary's file that is wrong; the model's own can be passed over.
+/// The error for a bad vocabulary file, with a hint how to use another one.
 fn other_folder(error: TextError, source: &str) -> CommandError {
     let error = CommandError::from(error);
     if source == "--tokenizer" {
@@ -112,7 +111,7 @@ fn other_folder(error: TextError, source: &str) -> CommandError {
     error.hint("--tokenizer DIR reads the vocabulary of another folder")
 }
 
-/// The generated text on its way to stdout: whole UTF-8 only, every chunk at once.
+/// Streams the generated text to stdout: whole characters only, each chunk at once.
 #[derive(Debug)]
 pub struct TextOutput<'a> {
     text: &'a RunText,
@@ -122,7 +121,7 @@ pub struct TextOutput<'a> {
 }
 
 impl<'a> TextOutput<'a> {
-    /// Begins, where text is what stdout is for.
+    /// Begins, if text goes to stdout.
     #[must_use]
     pub fn new(args: &GenerateArgs, text: Option<&'a RunText>) -> Option<Self> {
         let wanted = args.output.format == Format::Text && !args.tf_check;
@@ -134,7 +133,7 @@ impl<'a> TextOutput<'a> {
         })
     }
 
-    /// Whether the other end of the pipe was closed: it has seen enough.
+    /// Whether the reader closed the pipe.
     #[must_use]
     pub fn reader_left(&self) -> bool {
         self.reader_left
@@ -149,7 +148,7 @@ impl<'a> TextOutput<'a> {
         self.write(&text)
     }
 
-    /// Half a character at the end, and on a terminal the end of the line.
+    /// Flushes an incomplete character, and ends the line on a terminal.
     pub fn finish(mut self) -> Result<(), EngineError> {
         let rest = std::mem::take(&mut self.stream).finish();
         self.write(&rest)?;

@@ -1,4 +1,4 @@
-//! Looks on while ids are generated: step table on stderr, logits and trace to their files.
+//! Observes generation: prints the step table to stderr, writes logits and trace to their files.
 
 use std::fs::File;
 use std::io::{self, BufWriter, IsTerminal as _, Write as _};
@@ -27,7 +27,7 @@ pub struct Outputs {
 }
 
 impl Outputs {
-    /// Makes them; a state file's folder is tried too.
+    /// Creates them, and checks that a state file's folder is writable.
     pub fn create(args: &GenerateArgs) -> Result<Self, CommandError> {
         if let Some(path) = &args.save_state {
             PendingFile::create(path)?;
@@ -39,7 +39,7 @@ impl Outputs {
     }
 }
 
-/// The watch of a run.
+/// The observer of a run.
 #[derive(Debug)]
 pub struct RunWatch<'a> {
     streamed: &'a StreamedEngine,
@@ -49,14 +49,14 @@ pub struct RunWatch<'a> {
     before: (ExpertCounters, TrunkCounters),
     interrupt: Interrupt,
     text: Option<TextOutput<'a>>,
-    /// Whether text and table are on one terminal: the table then waits for the end of the text.
+    /// Whether text and table share a terminal: the table then waits for the end of the text.
     is_shared: bool,
-    /// Whether stdout is all that the run is for: with its reader the run ends.
+    /// Whether stdout is the only output: if it closes, the run stops.
     only_text: bool,
 }
 
 impl<'a> RunWatch<'a> {
-    /// Begins to watch.
+    /// Starts observing.
     pub fn new(
         streamed: &'a StreamedEngine,
         outputs: Outputs,
@@ -87,7 +87,7 @@ impl<'a> RunWatch<'a> {
         })
     }
 
-    /// Whether the run ended because nobody reads its text any more.
+    /// Whether the run stopped because stdout was closed.
     #[must_use]
     pub fn reader_left(&self) -> bool {
         self.only_text && self.text.as_ref().is_some_and(TextOutput::reader_left)
@@ -99,14 +99,14 @@ impl<'a> RunWatch<'a> {
         self.steps.iter().filter_map(|row| row.step.id).collect()
     }
 
-    /// The steps of a run that was interrupted, whose text ends here; logits and trace are given up
-    /// with their files.
+    /// Ends an interrupted run: ends its text, discards the logits and trace files, returns its
+    /// steps.
     pub fn give_up(mut self) -> Result<Vec<StepRow>, CommandError> {
         self.end_text()?;
         Ok(self.steps)
     }
 
-    /// Ends the text, and shows the table that waited for it.
+    /// Ends the text, then shows the table that waited for it.
     fn end_text(&mut self) -> Result<(), CommandError> {
         let ended = self.text.take().map_or(Ok(()), TextOutput::finish);
         ended?;
@@ -120,7 +120,7 @@ impl<'a> RunWatch<'a> {
         Ok(())
     }
 
-    /// Ends text, logits and trace; the files still have to be given their names.
+    /// Finishes text, logits and trace; the files still have to be renamed.
     pub fn finish(mut self) -> Result<(Vec<StepRow>, Pending), CommandError> {
         self.end_text()?;
         if let (Some(logits), Some(file)) = (&mut self.logits, &self.outputs.logits) {

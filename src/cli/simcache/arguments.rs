@@ -21,29 +21,30 @@ use k3_simcache::order::Order;
 use k3_simcache::prefetch::PrefetchPlan;
 use k3_simcache::study::StudyPlan;
 
-/// Most slots that may be asked for: more than any model has experts.
+/// Maximum slots: more than any model has experts.
 const MAX_SLOTS: u64 = 1 << 24;
 
 /// Study the expert cache offline: hit rates at every capacity, bytes and seconds per token
 #[derive(Debug, Clone, Args)]
 pub struct SimcacheArgs {
-    /// Traces (format v1, or headerless int32 pairs), studied one after the other
+    /// Traces (format v1, or headerless int32 pairs), each studied by itself
     #[arg(value_name = "TRACE", required = true)]
     pub traces: Vec<PathBuf>,
-    /// Order to study: as recorded, as incremental decoding asks, or both where they differ
+    /// Order of requests: as recorded, as incremental decoding makes them, or both where they
+    /// differ
     #[arg(long, value_parser = choice::<Order>(), default_value = "auto")]
     pub order: Order,
-    /// What is looked up together; default: batch where demands can be made out
+    /// What is looked up together [default: batch, where batches can be recognised]
     #[arg(long, value_parser = choice::<Requests>())]
     pub requests: Option<Requests>,
-    /// When misses are reserved: before (early) or after (late) the batch's hits are refreshed
+    /// Whether misses are reserved before (early) or after (late) the batch's hits are refreshed
     #[arg(long, value_parser = choice::<Reserve>(), default_value = "late")]
     pub reserve: Reserve,
-    /// Replay this policy (repeatable); default: all
+    /// Replay this policy (repeatable) [default: all]
     #[arg(long = "policy", value_name = "NAME", value_parser = choice::<PolicyName>())]
     pub policies: Vec<PolicyName>,
-    /// Study reading ahead: at most N experts before each layer, named by PREDICTOR, which is
-    /// previous-token, most-frequent or, as the bound, perfect (repeatable)
+    /// Study prefetching of at most N experts before each layer, predicted by previous-token,
+    /// most-frequent or, as the bound, perfect (repeatable)
     #[arg(long, value_name = "PREDICTOR:N")]
     pub prefetch: Vec<PrefetchPlan>,
     /// Capacities in slots, comma separated
@@ -53,29 +54,30 @@ pub struct SimcacheArgs {
     /// Capacities in GB (10^9 bytes), comma separated
     #[arg(long, value_name = "X,X", value_delimiter = ',', value_parser = positive)]
     pub cache_gb: Vec<f64>,
-    /// Memory limits to forecast, such as 8GB,64GiB; default for a large model: the published ones
+    /// Memory limits to forecast, such as 8GB,64GiB [default for a large model: the published ones]
     #[arg(long, value_name = "SIZE,SIZE", value_delimiter = ',', value_parser = size)]
     pub memory: Vec<u64>,
     /// Forecast a preset (repeatable)
     #[arg(long, value_name = "NAME", value_parser = preset_names())]
     pub preset: Vec<String>,
-    /// Disk rate in GB/s (10^9 bytes); assumed 3 if not given
+    /// Disk rate in GB/s (10^9 bytes) [default: 3, assumed]
     #[arg(long, value_name = "X", value_parser = positive)]
     pub disk_gbs: Option<f64>,
-    /// Computing per token in seconds
+    /// Compute time per token in seconds
     #[arg(long, value_name = "X", default_value_t = 0.0, value_parser = not_negative)]
     pub compute_seconds: f64,
-    /// Trunk that a token reads when nothing is held; default: the trace's, or K3's 108.81GB
+    /// Trunk bytes read per token if none of it is in memory [default: the trace's, or K3's
+    /// 108.81GB]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub trunk: Option<u64>,
-    /// Memory besides trunk and experts; default for K3: 6.65GB
+    /// Memory apart from trunk and experts [default for K3: 6.65GB]
     #[arg(long, value_name = "SIZE", value_parser = size)]
     pub fixed: Option<u64>,
-    /// Hold the forecast against what was measured under several memory limits: a tab-separated
-    /// table, as bench writes it
+    /// Compare the forecast with measurements under several memory limits: a tab-separated table,
+    /// as `bench` writes it
     #[arg(long, value_name = "FILE")]
     pub measured: Option<PathBuf>,
-    /// Error in points of hit rate up to which they agree
+    /// Largest difference that counts as agreement, in points of hit rate
     #[arg(long, value_name = "POINTS", default_value_t = 1.0, value_parser = not_negative)]
     pub tolerance: f64,
     /// Keep only these layers (0..92, both ends included; 7; 0,3,91..92)
@@ -106,7 +108,7 @@ pub struct SimcacheArgs {
 }
 
 impl SimcacheArgs {
-    /// The shape that headerless traces are held against.
+    /// The shape that headerless traces must have.
     pub fn shape(&self) -> Result<ModelShape, CommandError> {
         let k3 = ModelShape::K3;
         let shape = ModelShape {
@@ -211,7 +213,7 @@ impl SimcacheArgs {
         (!limits.is_empty()).then_some(limits)
     }
 
-    /// K3's trunk and fixed memory only for K3's shape; other models have to state theirs.
+    /// K3's trunk and fixed memory are defaults only for K3's shape.
     fn machine(&self, trace: &Trace) -> Machine {
         let k3 = |bytes| {
             if trace.shape == ModelShape::K3 { bytes } else { 0 }
@@ -246,7 +248,7 @@ fn not_negative(text: &str) -> Result<f64, String> {
     }
 }
 
-/// A size with its unit, such as 8GB: a bare number would pass for GB and mean bytes.
+/// A size with its unit, such as 8GB: a bare number might mean GB or bytes.
 fn size(text: &str) -> Result<u64, String> {
     if text.ends_with(|c: char| c.is_ascii_digit()) {
         return Err("expected a size with its unit, such as 8GB, 64GiB or 500MB".to_string());

@@ -1,5 +1,5 @@
-//! Ctrl-C and SIGTERM as a flag that a long run looks at between two steps, so that it can end with
-//! a report of what it has. A second Ctrl-C ends the process at once.
+//! Ctrl-C and SIGTERM as a flag that a long run checks between steps, so that it can stop with a
+//! partial report. A second Ctrl-C kills the process at once.
 
 use std::io;
 use std::sync::Arc;

@@ -1,6 +1,6 @@
-//! Memory of this machine and of this process: what is there, what a group allows, what is used.
+//! Memory of this machine and of this process: total, allowed by the control group, and in use.
 //!
-//! What can be had is the smaller of the kernel's `MemAvailable` and what the memory control
+//! Available memory is the smaller of the kernel's `MemAvailable` and what the memory control
 //! group, and every group above it, still allows. Both counts leave out the page cache that the
 //! kernel would give up: a full cache is no reason to refuse. "Unlimited" has several spellings.
 

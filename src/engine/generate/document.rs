@@ -1,4 +1,4 @@
-//! A run for people: words, tables and plots, made from the report alone.
+//! The report of a run for people: text, tables and plots, made from the report alone.
 
 use super::report::{RunReport, StepRow, join};
 use crate::memory::plan::in_units;

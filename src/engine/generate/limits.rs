@@ -1,8 +1,8 @@
 //! The same run under several memory limits, as a table that the laboratory reads.
 //!
-//! A row is a limit; what it says of hits and bytes is the last token's, as in the published
-//! table, and its seconds are the median over repeats. Ids must be the same under every limit:
-//! runs that disagree are different computations.
+//! Each row is a memory limit: hits and bytes of the last token, as in the published table, and
+//! seconds as the median over repeats. Ids must be the same under every limit: runs that disagree
+//! are different computations.
 
 use std::fmt::Write as _;
 

@@ -1,4 +1,4 @@
-//! The report of a run: what was chosen, what it cost, what was planned and what was measured.
+//! The report of a run: chosen ids, cost, planned and measured memory.
 
 use serde::Serialize;
 

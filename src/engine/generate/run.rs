@@ -1,8 +1,8 @@
 //! The loop: feed, choose the largest logit, feed that.
 //!
 //! The state is carried from step to step, or, with full recompute, every step starts from nothing
-//! with the whole prefix; both give the same bits. The last id chosen is not fed: nobody asks for
-//! what follows it.
+//! with the whole prefix; both give the same bits. The last id chosen is not fed, since its
+//! successor is not needed.
 
 use std::time::Instant;
 

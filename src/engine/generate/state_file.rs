@@ -12,9 +12,9 @@
 //! Values are f32, little-endian: per KDA slot the recurrent state, then the convolution inputs;
 //! then the cached rows of each MLA slot.
 //!
-//! The file is written under a temporary name and renamed: whoever is killed leaves the old one.
+//! The file is written under a temporary name and renamed: a run that is killed leaves the old one.
 //! Reading refuses another checkpoint, another stack, a cut or changed file, and a version it does
-//! not know; the length is held against the header before memory is taken.
+//! not know; the length is checked against the header before memory is allocated.
 
 use std::fs::File;
 use std::io::{self, BufReader, BufWriter, Read, Write};

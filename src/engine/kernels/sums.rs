@@ -1,8 +1,8 @@
 //! Weighted sums of vectors and scalar sums (A4): one f64 accumulator per output, rising index.
 //!
 //! "Anything summed down a column" goes through [`weighted_sum`]: the residual mix, the absorbed
-//! query, the attention output, the expert sum. The vectors may lie in one buffer, in several, or
-//! be rows of a weight matrix; the order and the rounding are the same.
+//! query, the attention output, the expert sum. The vectors may be in one buffer, in several, or
+//! rows of a weight matrix; the order and the rounding are the same.
 
 use super::matrix::MatrixRef;
 use super::rows::Row;

@@ -27,7 +27,7 @@ pub struct Demand {
     pub shape: Shape,
     /// Buffer of each layer.
     pub layer_bytes: Vec<u64>,
-    /// Bytes of each layer that are copied on binding because they lie at odd places.
+    /// Bytes of each layer that are copied on binding because they are misaligned.
     pub layer_copied_bytes: Vec<u64>,
     /// Slot of an expert, copies included.
     pub expert_slot_bytes: u64,
@@ -156,7 +156,7 @@ impl Demand {
         4 * (4 * shape.hidden + attention + mlp) as u64
     }
 
-    /// Bytes that binding a layer takes beside its buffer.
+    /// Bytes that binding a layer takes besides its buffer.
     fn bound_bytes(&self, layer: usize) -> u64 {
         self.vector_bytes(&self.shape.layers[layer]) + self.layer_copied_bytes[layer]
     }

@@ -17,8 +17,8 @@ pub struct Pinned {
     pub slot_bytes: u64,
 }
 
-/// The choice that pins most bytes with `ring_slots` slots beside them, by layer sizes; `None`
-/// when not even the slots fit. Largest first, with every number of largest layers tried.
+/// The choice that pins most bytes with `ring_slots` slots besides, by layer sizes; `None` when not
+/// even the slots fit. Largest first, with every number of largest layers tried.
 #[must_use]
 pub fn choose(layer_bytes: &[u64], ring_slots: usize, limit_bytes: u64) -> Option<Pinned> {
     let mut order: Vec<usize> = (0..layer_bytes.len()).collect();
@@ -63,7 +63,7 @@ pub fn least_bytes(layer_bytes: &[u64], ring_slots: usize) -> u64 {
     least
 }
 
-/// The longest prefix of the layers that fits beside its slots; for comparison.
+/// The longest prefix of the layers that fits with its slots; for comparison.
 #[must_use]
 pub fn prefix(layer_bytes: &[u64], ring_slots: usize, limit_bytes: u64) -> Option<Pinned> {
     let choice = |count: usize| {

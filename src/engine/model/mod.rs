@@ -5,7 +5,6 @@
 //! `moe` and `dense` are MODEL.md section 2 in code, on the functions of a table of kernels. The
 //! f64 reference is not here and shares nothing with this.
 
-mod bench;
 mod checkpoint_source;
 mod decoder;
 mod dense;
@@ -16,18 +15,19 @@ mod mla;
 mod moe;
 mod on_demand;
 mod residual;
+mod rig;
 mod shape;
 mod stage_output;
 mod state;
 mod weights;
 mod workspace;
 
-pub use bench::{Bench, Residual};
 pub use checkpoint_source::Recorded;
 pub use error::EngineError;
 pub use forward::{Engine, EngineOptions, EngineSequence, LogitRows};
 pub use moe::{Expert, ExpertSource, ResidentExperts};
 pub use on_demand::OnDemand;
+pub use rig::{Residual, Rig};
 pub use shape::{LayerKind, LayerShape, MlpKind, ModelShape, Shape};
 pub use state::{KdaState, LatentCache, State};
 pub use weights::{

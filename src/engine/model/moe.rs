@@ -2,8 +2,8 @@
 //! shared MLP.
 //!
 //! Experts come from an [`ExpertSource`] in batches that the source cuts, so that a cache can read
-//! what is missing while it holds what is there. Within a batch the work is cut by rows over all
-//! experts at once. Every output is kept in f32 until the token's sum, which runs in rising id
+//! missing experts while it holds the resident ones. Within a batch the work is cut by rows over
+//! all experts at once. Every output is kept in f32 until the token's sum, which runs in rising id
 //! whatever the batches were.
 
 use std::sync::Arc;

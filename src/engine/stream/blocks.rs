@@ -1,8 +1,8 @@
 //! Memory that files are read into: buffers of whole 4096-byte blocks, and pools of them.
 //!
 //! A buffer belongs to exactly one owner: to the pool, to the read that fills it, or to the weights
-//! that lie in it. The last handle that is dropped gives it back. So a buffer that is in use can
-//! neither be read into nor be handed out again: there is no way to write that down.
+//! it holds. The last handle that is dropped gives it back. So a buffer in use can neither be read
+//! into nor handed out again; the types do not allow it.
 
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 
@@ -116,7 +116,7 @@ impl Pool {
     }
 }
 
-/// A filled buffer. What lies in it keeps it alive; then it goes back to its pool, if it has one.
+/// A filled buffer. Weights in it keep it alive; then it returns to its pool, if it has one.
 #[derive(Debug)]
 pub struct Slot {
     buffer: Option<Buffer>,

@@ -1,10 +1,10 @@
-//! The expert cache: slots of memory behind the slot table of the laboratory.
+//! The expert cache: memory slots managed by the laboratory's slot table.
 //!
-//! What is resident, what goes and in which order that is decided is the laboratory's code
-//! (`simcache::cache`), so a run and a replay of its trace give the same counters. Here is what
-//! the laboratory has not: memory, and reads. A batch's missing experts are read together, several
-//! at a time, in the order of their place on the disk; only what arrived is published, and a read
-//! that failed ends the use of the cache, since the table then says more than there is.
+//! Residency, eviction and the order of decisions are the laboratory's code (`k3_cache`), so a run
+//! and a replay of its trace give the same counters. This module adds memory and reads. A batch's
+//! missing experts are read together, several at a time, in the order of their place on the disk;
+//! only what arrived is published, and a read that failed ends the use of the cache, since the
+//! table then lists experts that were not read.
 //!
 //! Nothing is read ahead: the next layer's experts are not known before its router has run, and
 //! the laboratory (`simcache --prefetch`) does not show that guessing them pays. On K3's published
@@ -18,7 +18,7 @@ use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
 use super::blocks::{Pool, Slot};
-use super::habits::Habits;
+use super::fault_hooks::FaultHooks;
 use super::read::{BlockFile, read_all};
 use super::recorder::Recorder;
 use super::runs::{Run, RunSource};
@@ -32,7 +32,7 @@ use k3_cache::trace::{Outcome, Phase};
 use k3_checkpoint::names::EXPERT_ROLES;
 use k3_checkpoint::{Binding, Checkpoint};
 
-/// Where the experts lie and how many are held.
+/// Where the experts are stored and how many are held.
 #[derive(Debug)]
 pub struct ExpertStore {
     /// The checkpoint.
@@ -70,7 +70,7 @@ pub struct ExpertCache {
     store: ExpertStore,
     threads: Threads,
     pool: Arc<Pool>,
-    habits: Arc<dyn Habits>,
+    hooks: Arc<dyn FaultHooks>,
     state: Mutex<CacheState>,
 }
 
@@ -108,7 +108,7 @@ pub fn sizes(shape: &Shape) -> ModelShape {
 }
 
 /// Bytes of a slot that holds any expert of the first `layers` layers, and most bytes of an expert
-/// that binding copies because they lie at odd places.
+/// that binding copies because they are misaligned.
 #[must_use]
 pub fn slot_bytes(checkpoint: &Checkpoint, binding: &Binding, layers: usize) -> (usize, usize) {
     let experts = binding.shape().moe.experts;
@@ -143,7 +143,7 @@ impl ExpertCache {
     pub fn open(
         shape: Shape,
         store: ExpertStore,
-        habits: Arc<dyn Habits>,
+        hooks: Arc<dyn FaultHooks>,
     ) -> Result<Self, EngineError> {
         // A stack of dense layers alone asks for none; the table wants one.
         let (sizes, slots) = (sizes(&shape), store.slots.max(1));
@@ -163,7 +163,7 @@ impl ExpertCache {
             sizes,
             threads: Threads::new(store.io_threads)?,
             pool: Pool::new(slots, store.slot_bytes),
-            habits,
+            hooks,
             state: Mutex::new(state),
             store,
         })
@@ -257,7 +257,7 @@ impl ExpertCache {
         served.iter().map(resident).collect()
     }
 
-    /// Where an expert lies.
+    /// Where an expert is stored.
     fn run(&self, layer: usize, expert: usize) -> Result<Run, StreamError> {
         let tensors = self.store.binding.expert(layer, expert);
         let tensors = tensors.ok_or_else(|| {
@@ -285,7 +285,7 @@ impl ExpertCache {
         }
         let mut jobs = Vec::new();
         for (one, buffer) in missing.iter().zip(&mut buffers) {
-            if self.habits.reads_expert(state.reads) {
+            if self.hooks.reads_expert(state.reads) {
                 jobs.extend(one.run.jobs(&self.store.files, buffer.bytes_mut()));
             }
             state.reads += 1;
@@ -305,7 +305,7 @@ impl ExpertCache {
             let expert = Expert::load(&self.shape, &source, layer, one.expert);
             experts.push(Arc::new(expert?));
         }
-        self.habits.publish(&mut experts);
+        self.hooks.publish(&mut experts);
         for (one, expert) in missing.iter().zip(experts) {
             state.resident[one.slot] = Some(expert);
         }

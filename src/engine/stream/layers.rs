@@ -1,8 +1,9 @@
-//! Layers that do not all fit: some pinned in memory, the others streamed through a ring of slots.
+//! Layers that do not all fit in memory: some are pinned, the others streamed through a ring of
+//! slots.
 //!
 //! With one slot a layer is read when it is asked for. With two or more a reader thread goes ahead
 //! of the computation, in the order of the layers, round and round, as far as slots are free. A
-//! layer that could not be read is never published: whoever asks for it gets the error.
+//! layer that could not be read is never published: a request for it returns the error.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -12,14 +13,14 @@ use std::time::Instant;
 
 use super::StreamError;
 use super::blocks::{Buffer, Pool, Slot};
-use super::habits::Habits;
+use super::fault_hooks::FaultHooks;
 use super::read::{BlockFile, read_all};
 use super::runs::{Run, RunSource};
 use crate::kernels::threads::Threads;
 use crate::model::{EngineError, LayerSource, LayerWeights, Shape};
 use k3_core::host::interrupt::Interrupt;
 
-/// Where the layers lie and how they are held.
+/// Where the layers are stored and how they are held.
 #[derive(Debug)]
 pub struct Trunk {
     /// One run per layer.
@@ -90,7 +91,7 @@ struct Ring {
     streamed: Vec<usize>,
     pool: Arc<Pool>,
     threads: Threads,
-    habits: Arc<dyn Habits>,
+    hooks: Arc<dyn FaultHooks>,
     state: Mutex<RingState>,
     changed: Condvar,
     read_bytes: AtomicU64,
@@ -138,7 +139,7 @@ impl Ring {
             read_all(&self.threads, jobs)
                 .map_err(|source| StreamError::at(format!("layer {layer}"), source))
         };
-        let filled = self.habits.fill_layer(place, buffer.bytes_mut(), &mut fill);
+        let filled = self.hooks.fill_layer(place, buffer.bytes_mut(), &mut fill);
         let layer = self.streamed[place];
         let bytes = self.trunk.runs[layer].tensor_bytes();
         self.read_bytes.fetch_add(bytes, Ordering::Relaxed);
@@ -213,7 +214,11 @@ impl StreamedLayers {
     ///
     /// # Errors
     /// A pinned layer that cannot be read or bound; no thread; [`EngineError::Interrupted`].
-    pub fn open(shape: Shape, trunk: Trunk, habits: Arc<dyn Habits>) -> Result<Self, EngineError> {
+    pub fn open(
+        shape: Shape,
+        trunk: Trunk,
+        hooks: Arc<dyn FaultHooks>,
+    ) -> Result<Self, EngineError> {
         let threads = Threads::new(trunk.io_threads)?;
         let streamed = trunk.streamed();
         let largest = streamed.iter().map(|&layer| trunk.runs[layer].buffer_bytes()).max();
@@ -224,7 +229,7 @@ impl StreamedLayers {
             streamed,
             pool,
             threads,
-            habits,
+            hooks,
             state: Mutex::new(RingState::default()),
             changed: Condvar::new(),
             read_bytes: AtomicU64::new(0),

@@ -7,7 +7,7 @@
 pub mod blocks;
 mod error;
 pub mod experts;
-pub mod habits;
+pub mod fault_hooks;
 pub mod layers;
 pub mod model;
 pub mod pack;

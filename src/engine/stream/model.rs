@@ -1,7 +1,7 @@
 //! A checkpoint opened for streaming: what a run over it needs, and the engine over ring and
 //! cache.
 //!
-//! Opening reads headers and names only. What the run will hold follows from it
+//! Opening reads headers and names only. The memory of the run follows from it
 //! ([`ModelFiles::demand`]); weights are read when an engine is made.
 
 use std::path::{Path, PathBuf};
@@ -10,7 +10,7 @@ use std::sync::Arc;
 use thiserror::Error;
 
 use super::experts::{ExpertCache, ExpertStore, slot_bytes};
-use super::habits::{Careful, Habits};
+use super::fault_hooks::{FaultHooks, NoFaults};
 use super::layers::{StreamedLayers, Trunk};
 use super::pack::{Pack, PackError};
 use super::read::BlockFile;
@@ -104,7 +104,7 @@ pub struct StreamOptions {
     /// Whether to read past the page cache where that is possible.
     pub direct: bool,
     /// As it should be, but for mutants.
-    pub habits: Arc<dyn Habits>,
+    pub hooks: Arc<dyn FaultHooks>,
     /// Ends a pass between two layers once it is set.
     pub stop: Interrupt,
 }
@@ -120,7 +120,7 @@ impl StreamOptions {
             policy,
             streams_vocabulary,
             direct: true,
-            habits: Arc::new(Careful),
+            hooks: Arc::new(NoFaults),
             stop: Interrupt::default(),
         }
     }
@@ -254,8 +254,8 @@ impl ModelFiles {
             io_threads: IO_THREADS,
             stop: stream.stop.clone(),
         };
-        let habits = Arc::clone(&stream.habits);
-        let layers = StreamedLayers::open(shape.clone(), trunk, habits)?;
+        let hooks = Arc::clone(&stream.hooks);
+        let layers = StreamedLayers::open(shape.clone(), trunk, hooks)?;
         let store = ExpertStore {
             checkpoint: Arc::clone(&self.checkpoint),
             binding: Arc::clone(&self.binding),
@@ -265,8 +265,8 @@ impl ModelFiles {
             policy: stream.policy,
             io_threads: IO_THREADS,
         };
-        let habits = Arc::clone(&stream.habits);
-        let experts = ExpertCache::open(shape.clone(), store, habits)?;
+        let hooks = Arc::clone(&stream.hooks);
+        let experts = ExpertCache::open(shape.clone(), store, hooks)?;
         let (layers, experts) = (Arc::new(layers), Arc::new(experts));
         let sources = (
             Box::new(Arc::clone(&layers)) as Box<dyn crate::model::LayerSource>,

@@ -1,13 +1,13 @@
 //! The packed trunk: every layer's tensors but the experts as one run in one file.
 //!
-//! A run is copied as it stands in its shard and padded to 4096 bytes, so that each layer is read
-//! with one aligned request after another. Beside the data is a manifest (`trunk.json`): which
+//! A run is copied unchanged from its shard and padded to 4096 bytes, so that each layer is read
+//! with one aligned request after another. Next to the data is a manifest (`trunk.json`): the
 //! checkpoint it was made from, and per layer offset, length, tensors and sha256. The data's name
-//! carries the checkpoint's identity: a pack that is being replaced and its successor never share
-//! a file, and the manifest, renamed last, always fits the data it names.
+//! carries the checkpoint's identity: a pack that is being replaced and its successor never share a
+//! file, and the manifest, renamed last, always matches the data it names.
 //!
-//! A pack in the making is `NAME.part` with a manifest of the layers that are done; it is taken up
-//! where it ended. At the end everything is read again and compared with the hashes.
+//! An unfinished pack is `NAME.part` with a manifest of the layers that are done; packing resumes
+//! there. At the end everything is read again and compared with the hashes.
 //!
 //! Layers whose tensors are scattered are refused: the release has none, and a reader that
 //! collects pieces would be another program.

@@ -1,10 +1,10 @@
 //! Reads of whole blocks, past the page cache where the file system allows it.
 //!
-//! A weight is read once per token and never twice in a row: the page cache would only push out
-//! what is worth keeping. Direct reads want aligned addresses, offsets and lengths, and the last
-//! block of a file is partial; where they are refused (tmpfs, overlays, network file systems) the
-//! file is read through the cache and a note says so. Nothing is mapped: a file cut while it is
-//! mapped kills the process with a signal, a positioned read reports it.
+//! A weight is read once per token and never twice in a row: the page cache would only evict more
+//! useful pages. Direct reads want aligned addresses, offsets and lengths, and the last block of a
+//! file is partial; where they are refused (tmpfs, overlays, network file systems) the file is read
+//! through the cache and a note says so. Nothing is mapped: a file cut while it is mapped kills the
+//! process with a signal, a positioned read reports it.
 
 use std::fs::File;
 use std::io;
@@ -62,7 +62,8 @@ impl BlockFile {
         Ok(Self::of(path, Box::new(cached), direct))
     }
 
-    /// A file behind readers of the caller's: `cached` takes any request, `direct` aligned ones.
+    /// A file with readers supplied by the caller: `cached` takes any request, `direct` aligned
+    /// ones.
     #[must_use]
     pub fn of(path: &Path, cached: Box<dyn ReadAt>, direct: Option<Box<dyn ReadAt>>) -> Self {
         let direct_refused = AtomicBool::new(direct.is_none());
@@ -82,7 +83,7 @@ impl BlockFile {
     }
 
     /// Fills `buffer` (whole blocks, aligned) from `offset` (a multiple of 4096). The first
-    /// `wanted` bytes must arrive; what lies behind them may be past the end of the file.
+    /// `wanted` bytes must arrive; the rest may be past the end of the file.
     ///
     /// # Errors
     /// [`ReadError::EarlyEnd`], [`ReadError::Io`].

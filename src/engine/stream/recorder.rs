@@ -1,4 +1,4 @@
-//! Writes trace v1 of a run: steps as the run declares them, chunks as the layers show them.
+//! Writes the trace (v1) of a run: steps as the run declares them, chunks as the layers see them.
 
 use std::io::{BufWriter, Write};
 use std::path::{Path, PathBuf};

@@ -1,9 +1,8 @@
 //! Runs: the tensors of a layer, or of an expert, as they are read together.
 //!
-//! A run is one stretch of a file where the tensors lie behind one another (every layer and every
-//! expert of the release does), several stretches where they do not. Each stretch is read from the
-//! block it starts in to the block it ends in; a tensor keeps its place within its block, so
-//! nothing is copied.
+//! A run is one stretch of a file where the tensors are contiguous (as in every layer and expert of
+//! the release), several stretches where they do not. Each stretch is read from the block it starts
+//! in to the block it ends in; a tensor keeps its place within its block, so nothing is copied.
 
 use std::ops::Range;
 use std::sync::Arc;
@@ -32,7 +31,7 @@ pub struct Stretch {
 }
 
 impl Stretch {
-    /// Bytes of its first block that lie before it.
+    /// Bytes of its first block that precede it.
     #[must_use]
     pub fn lead(&self) -> usize {
         (self.offset % BLOCK_BYTES as u64) as usize
@@ -158,7 +157,7 @@ pub fn open_shards(checkpoint: &Checkpoint, direct: bool) -> Result<Vec<BlockFil
 /// The tensors of a run that has been read.
 #[derive(Debug)]
 pub struct RunSource<'a> {
-    /// Where they lie.
+    /// Where they are stored.
     pub run: &'a Run,
     /// The bytes.
     pub slot: Arc<Slot>,

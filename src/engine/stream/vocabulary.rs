@@ -16,7 +16,7 @@ use crate::kernels::threads::Threads;
 use crate::model::{EngineError, Shape, TensorSpec, VocabularySource};
 use k3_checkpoint::{Checkpoint, ReadError, Role};
 
-/// Bytes of a chunk of the head: large enough for the device, small beside anything else.
+/// Bytes of a chunk of the head: large enough for the device, small compared with everything else.
 const CHUNK_BYTES: usize = 16 << 20;
 
 /// Rows of a chunk of the head.

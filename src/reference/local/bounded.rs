@@ -157,7 +157,7 @@ mod tests {
     use super::super::arithmetic::{Arithmetic, Rounding};
     use super::*;
 
-    /// A number of an f32 subject beside its bound: `true_value` is somewhere within `error`.
+    /// A number of an f32 subject with its bound: `true_value` is somewhere within `error`.
     fn within(bounded: Bounded, subject: f64) -> bool {
         (subject - bounded.value).abs() <= bounded.error
     }

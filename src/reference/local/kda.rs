@@ -1,5 +1,5 @@
 //! KDA with bounds: projections and decay (K1 to K8, K12), and the recurrence (K9 to K11) with an
-//! error beside every element of the state.
+//! error for every element of the state.
 
 use ndarray::{Array2, Axis, concatenate};
 use rayon::prelude::*;

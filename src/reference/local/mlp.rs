@@ -43,7 +43,7 @@ pub struct Choice {
 /// E2 on the subject's scores \[T, experts\]; `theirs` are its ids \[T·k\].
 ///
 /// A subject rounds score + bias once, so two experts whose sums are no farther apart than both
-/// roundings together may stand in either order. A choice is right when no expert left out beats a
+/// roundings together may be in either order. A choice is right when no expert left out beats a
 /// chosen one by more than that. Equal sums round to equal numbers: there the lower id must win.
 #[must_use]
 pub fn choose(

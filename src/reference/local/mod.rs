@@ -3,8 +3,8 @@
 //! A chained comparison mixes a stage's own error with all that came before. Here each stage of a
 //! dump is computed anew in f64 by the released formulas from what the subject itself stored for
 //! the stages it reads (and with the subject's router ids), so that what is left is the rounding of
-//! that one stage. Beside every expected value stands a bound on that rounding, carried through
-//! the same formulas ([`bounded`]). No factor in it is chosen to fit.
+//! that one stage. Every expected value comes with a bound on that rounding, carried through the
+//! same formulas ([`bounded`]). No factor in it is tuned.
 //!
 //! # What a bound consists of
 //!

@@ -22,7 +22,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
     mutant(
         "decay-silu-between",
         &["K6"],
-        "SiLU stands between f_a and f_b",
+        "SiLU is applied between f_a and f_b",
         Formulas {
             decay_input: |weights, x| weights.f_b.apply(&weights.f_a.apply(x).mapv(silu)),
             ..RELEASED
@@ -105,7 +105,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
     mutant(
         "decay-bound-literal",
         &["K7"],
-        "the released bound −5 stands in the code",
+        "the released bound −5 is hard-coded",
         Formulas {
             log_decay: |d| released::log_decay(&DecayInputs { lower_bound: -5.0, ..*d }),
             ..RELEASED

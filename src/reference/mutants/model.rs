@@ -24,7 +24,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
     mutant(
         "layer-map-every-fourth",
         &["L1"],
-        "MLA is taken to stand at every fourth layer, so the last one is missed",
+        "every fourth layer is taken for MLA, so the last one is missed",
         Formulas {
             layer_kind: |index, _| {
                 let mla = (index + 1).is_multiple_of(4);

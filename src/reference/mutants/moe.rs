@@ -113,7 +113,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
     mutant(
         "situ-beta-literal",
         &["S2"],
-        "the released cap 4 of the gate stands in the code",
+        "the released cap 4 of the gate is hard-coded",
         Formulas {
             situ: |gate, up, _, linear_beta| released::situ(gate, up, 4.0, linear_beta),
             ..RELEASED
@@ -122,7 +122,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
     mutant(
         "situ-linear-beta-literal",
         &["S2"],
-        "the released cap 25 of the linear part stands in the code",
+        "the released cap 25 of the linear part is hard-coded",
         Formulas { situ: |gate, up, beta, _| released::situ(gate, up, beta, 25.0), ..RELEASED },
     ),
     mutant(

@@ -71,7 +71,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
     mutant(
         "norm-eps-literal",
         &["N2"],
-        "the released 1e-5 stands in the code instead of the config's rms_norm_eps",
+        "the released 1e-5 is hard-coded instead of the config's rms_norm_eps",
         Formulas {
             norm_eps: |site, _, mla_norm_eps| released::norm_eps(site, 1e-5, mla_norm_eps),
             ..RELEASED
@@ -157,7 +157,7 @@ macro_rules! eps_slips {
             mutant(
                 concat!("norm-eps-literal-", $place),
                 &["N2"],
-                concat!("a literal 1e-5 stands for rms_norm_eps, in the norm: ", $place),
+                concat!("a literal 1e-5 replaces rms_norm_eps, in the norm: ", $place),
                 eps_at!($site, |_| 1e-5),
             ),
         )+]

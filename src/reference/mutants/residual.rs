@@ -201,7 +201,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
     mutant(
         "bank-block-literal",
         &["R5"],
-        "the released block of 12 stands in the code",
+        "the released block of 12 is hard-coded",
         Formulas { opens_block: |index, _| index.is_multiple_of(12), ..RELEASED },
     ),
     mutant(

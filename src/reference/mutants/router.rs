@@ -123,7 +123,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
     mutant(
         "router-weights-by-rank",
         &["E3"],
-        "the weights stand in the order of the scores, the experts in the order of their ids",
+        "the weights are in the order of the scores, the experts in the order of their ids",
         Formulas {
             routing_weights: |scores, bias, chosen, config| {
                 let mut weights = released::routing_weights(scores, bias, chosen, config);
@@ -172,7 +172,7 @@ pub(super) const ALL: &[ReferenceMutant] = &[
     mutant(
         "router-scaling-of-k2",
         &["E5"],
-        "K2's routed scaling factor 2.827 stands in the code",
+        "K2's routed scaling factor 2.827 is hard-coded",
         Formulas {
             routing_weights: |scores, bias, chosen, config| {
                 let scaled = RawConfig { routed_scaling_factor: 2.827, ..config.clone() };

@@ -1,4 +1,4 @@
-//! The heat map: a matrix as colours, with the scale beside it.
+//! The heat map: a matrix as colours, with a colour scale.
 
 use super::axis::number;
 use super::{
@@ -97,7 +97,7 @@ pub fn heat_map(map: &HeatMap) -> Result<String, PlotError> {
 struct Frame {
     /// Left end of the map.
     left: i32,
-    /// Room under the map for names that stand upright; 0 when they lie.
+    /// Room under the map for vertical names; 0 if they are horizontal.
     names_below: i32,
     /// Every how many columns one is named.
     every: usize,
@@ -117,7 +117,7 @@ fn widest(names: &[String]) -> i32 {
 }
 
 impl Frame {
-    /// Names of columns stand upright where they would have to be left out lying down.
+    /// Column names are vertical where they would not all fit horizontally.
     fn of(map: &HeatMap) -> Frame {
         let left = LEFT.max(widest(&map.rows) + 42);
         let (count, width) = (map.columns.len(), widest(&map.columns));

@@ -1,6 +1,6 @@
-//! Two readers on one checkpoint: the engine's and the reference's must say the same of every
-//! field of the config, and of every tensor: dtype, shape, shard, absolute offset, length, and its
-//! first and last bits.
+//! Two readers on one checkpoint: the engine's and the reference's must agree on every field of the
+//! config, and on every tensor: dtype, shape, shard, absolute offset, length, and its first and
+//! last bits.
 
 use rayon::prelude::*;
 
@@ -68,7 +68,7 @@ pub fn cross_read(checkpoint: &Checkpoint, reference: &Reader) -> Findings {
         findings.push(Finding {
             file: ".".to_owned(),
             tensor: Some(name.to_owned()),
-            what: "the reference's reader has it, the engine's has not".to_owned(),
+            what: "the reference's reader finds it, the engine's does not".to_owned(),
         });
     }
     findings

@@ -35,7 +35,7 @@ pub enum DigestError {
         got: String,
     },
     /// Nothing in it.
-    #[error("{}: no digest in it", path.display())]
+    #[error("{}: contains no digest", path.display())]
     Empty {
         /// The list.
         path: PathBuf,

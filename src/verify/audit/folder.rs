@@ -15,7 +15,7 @@ use k3_checkpoint::shard::Shard;
 use k3_core::config::RawConfig;
 use k3_synth::{Layout, Overrides, Preset, SynthError, SynthModel};
 
-/// What lies in the folder.
+/// The files of the folder.
 #[derive(Debug, Clone, Default)]
 pub struct Files {
     /// Bytes of each shard that is there, by file name.

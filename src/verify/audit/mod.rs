@@ -1,10 +1,10 @@
-//! What a checkpoint on disk is and whether it is whole: the facts behind `inspect` and `check`.
+//! What a checkpoint on disk contains and whether it is whole, for `inspect` and `check`.
 //!
 //! [`census`] counts tensors by class and layer, [`end_ids`] finds the ids that end a turn,
 //! [`statistics`] looks into single tensors. [`folder`] judges the files as files, [`values`] every
-//! stored number, [`cross_read`] holds the engine's reader against the reference's, [`digests`]
-//! compares whole files with a list of SHA-256. Nothing here repairs or skips: what could not be
-//! looked at is said.
+//! stored number, [`cross_read`] compares the engine's reader with the reference's, [`digests`]
+//! compares whole files with a list of SHA-256. Nothing here repairs or skips: the report lists
+//! what could not be read.
 
 pub mod census;
 pub mod cross_read;

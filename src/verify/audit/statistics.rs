@@ -1,7 +1,7 @@
 //! Numbers about the values of single tensors, read in blocks.
 //!
-//! MXFP4 codes are decoded with the scales that lie beside them; a scale tensor is counted as
-//! bytes. Sums run in f64 in the order of the file.
+//! MXFP4 codes are decoded with their scales; a scale tensor is counted as bytes. Sums run in f64
+//! in the order of the file.
 
 use serde::Serialize;
 
@@ -141,7 +141,7 @@ pub fn statistics(
     })
 }
 
-/// Calls `each` with every element as f64; types without a number behind them count as bytes.
+/// Calls `each` with every element as f64; types that are not numbers count as bytes.
 pub(super) fn numbers(bytes: &[u8], dtype: Dtype, mut each: impl FnMut(f64)) {
     match dtype {
         Dtype::Bf16 => {
@@ -168,7 +168,7 @@ pub(super) fn numbers(bytes: &[u8], dtype: Dtype, mut each: impl FnMut(f64)) {
     }
 }
 
-/// The scales beside a tensor of codes, if it is one and they fit it.
+/// The scales of a tensor of codes, if it is one and their shape matches.
 fn scales_of(checkpoint: &Checkpoint, info: &TensorInfo<'_>) -> Result<Option<Vec<u8>>, ReadError> {
     let Some(stem) = info.name.strip_suffix(".weight_packed") else {
         return Ok(None);

@@ -133,7 +133,7 @@ impl Look<'_> {
         }))
     }
 
-    /// K8: behind the heads, `A_log` is padded with exact zeros.
+    /// K8: after the heads, `A_log` is padded with exact zeros.
     fn padding(&self) -> Result<Option<String>, ReadError> {
         let (mut what, mut index) = (None, 0);
         let dtype = self.info.dtype;
@@ -141,7 +141,7 @@ impl Look<'_> {
             super::statistics::numbers(bytes, dtype, |value| {
                 if index >= self.kda_heads && value != 0.0 && what.is_none() {
                     what = Some(format!(
-                        "A_log[{index}] is padding behind {} heads: expected 0, got {value}",
+                        "A_log[{index}] is padding after {} heads: expected 0, got {value}",
                         self.kda_heads
                     ));
                 }

@@ -1,9 +1,9 @@
 //! Binding: the subject loads every tensor that the config implies, and no other; what is left over
 //! is listed by class; dtypes and shapes are what the config implies.
 //!
-//! Two readers are asked. The strict one of the engine's side says what there must be and what is
-//! left over. The subject says which tensors it has loaded: the engine by what its source gave, the
-//! reference by what its own reader found under names of its own.
+//! Two readers take part. The strict one of the engine's side says which tensors are expected and
+//! which are left over. The subject reports which tensors it loaded: the engine by what its source
+//! gave, the reference by what its own reader found under names of its own.
 
 use std::collections::BTreeSet;
 

@@ -17,7 +17,7 @@ use k3_core::stages::NoStages;
 enum Fault {
     /// Scale byte 255 (NaN) in every expert of the last MoE layer.
     NanScale,
-    /// A value other than zero behind the heads of an `A_log`.
+    /// A nonzero value after the heads of an `A_log`.
     LogDecayTail,
     /// The latent expert norm of a layer is called something else.
     RenamedNorm,
@@ -52,10 +52,10 @@ pub fn transposed_shape(context: &Context<'_>) -> Outcome {
 fn refuses(context: &Context<'_>, fault: Fault, must_name: &str) -> Outcome {
     let copy = match planted(context, fault) {
         Ok(copy) => copy,
-        Err(problem) => return Outcome::failed(format!("the copy cannot be made: {problem}")),
+        Err(problem) => return Outcome::failed(format!("cannot make the copy: {problem}")),
     };
     match run_on(context, copy.path()) {
-        Ok(()) => Outcome::failed("computed on as if nothing were wrong"),
+        Ok(()) => Outcome::failed("computed without noticing the damage"),
         Err(error) if error.to_string().contains(must_name) => {
             let text = error.to_string();
             let place = copy.path().display().to_string();

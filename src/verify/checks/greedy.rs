@@ -49,7 +49,7 @@ fn own_decoding(expected: &[u32], generation: Result<&Generation, SubjectError>)
         }
         None => Outcome::judged(
             !expected.is_empty() && got.len() == expected.len(),
-            format!("{} of {} ids, decoded on its own", got.len(), expected.len()),
+            format!("{} of {} ids, decoded by the engine itself", got.len(), expected.len()),
         ),
     }
 }

@@ -1,8 +1,8 @@
 //! Incremental decoding: prompt as one prefill, then single ids on the carried state. The ids must
 //! be the set's and every logit must equal full recompute in bits.
 //!
-//! Where the set has a long sequence it is fed in uneven pieces as well, whose cuts lie at, before
-//! and after the usual chunk lengths of 64 and 128.
+//! A long sequence, if the set has one, is fed in uneven pieces as well, with cuts at, before and
+//! after the usual chunk lengths of 64 and 128.
 
 use crate::context::Context;
 use crate::outcome::{NamedComparison, Outcome, Verdict};
@@ -27,7 +27,7 @@ pub fn carried_state(context: &Context<'_>) -> Outcome {
         }
         (None, None) => decode(context),
         (None, Some(reason)) => {
-            let reason = format!("{reason} and does not decode on its own");
+            let reason = format!("{reason} and does not decode by itself");
             return Outcome::new(Verdict::NotApplicable, reason);
         }
     };

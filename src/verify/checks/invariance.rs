@@ -1,7 +1,7 @@
 //! Invariance: the same bits however the subject is run.
 //!
 //! One factor at a time: kernel paths, threads, prefill chunks, rings, expert slots and policies as
-//! the subject offers them, and its seeded combinations (all of them where that is asked for); two
+//! the subject offers them, and its seeded combinations (all of them with --exhaustive); two
 //! sequences interleaved; the carried state taken out and put back at every position, with another
 //! token fed in between.
 
@@ -15,7 +15,7 @@ use k3_core::stages::NoStages;
 #[must_use]
 pub fn however_run(context: &Context<'_>) -> Outcome {
     if context.source.variants().is_empty() {
-        return Outcome::new(Verdict::NotApplicable, "the subject runs in one way only");
+        return Outcome::new(Verdict::NotApplicable, "the subject has only one way to run");
     }
     match judge(context) {
         Ok(comparisons) => summarise(comparisons),

@@ -1,6 +1,6 @@
-//! What the gates do, one file per gate. Each function judges one subject on one set and returns
-//! an [`Outcome`](super::outcome::Outcome); which of them are run, in which order and what they
-//! catch is data in [`super::registry`].
+//! What the gates do, one file per gate. Each function judges one subject on one set and returns an
+//! [`Outcome`](super::outcome::Outcome); which of them run, in which order, and what they catch is
+//! data in [`super::registry`].
 
 pub mod bind;
 pub mod damage;

@@ -154,7 +154,7 @@ fn stage_tolerance(context: &Context<'_>) -> f64 {
 /// A record that cannot pass: the subject did not yield the value.
 fn absent() -> Comparison {
     let mut record = compare(&[], &[], &[0], &Tolerance::Bits);
-    record.problem = Some("the subject did not yield it".to_owned());
+    record.problem = Some("the subject did not provide it".to_owned());
     record
 }
 

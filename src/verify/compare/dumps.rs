@@ -1,9 +1,9 @@
-//! Comparing two dumps of named tensors, in execution order, so that the first tensor that parts
-//! is the place of the mistake and what follows is its consequence.
+//! Comparing two dumps of named tensors, in execution order, so that the first tensor that diverges
+//! locates the mistake and later ones are consequences.
 //!
-//! Names of the stage scheme stand in execution order; other names follow in natural order
-//! (`block.2` before `block.10`). Expert ids are compared exactly, numbers within a tolerance. What
-//! only one side has is listed: it was not compared.
+//! Names of the stage scheme are in execution order; other names follow in natural order (`block.2`
+//! before `block.10`). Expert ids are compared exactly, numbers within a tolerance. Tensors that
+//! only one side has are listed as not compared.
 
 use std::collections::BTreeSet;
 

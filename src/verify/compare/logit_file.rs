@@ -1,6 +1,6 @@
-//! Logit files of anyone: raw f32, reference JSON, safetensors, run JSON.
+//! Logit files of any engine: raw f32, reference JSON, safetensors, run JSON.
 //!
-//! The form is told by the content, not by the name: a sound safetensors prefix, else a JSON
+//! The format is recognised by content, not by name: a valid safetensors prefix, else a JSON
 //! object, else raw little-endian f32. A raw file says nothing about its ids or its vocabulary.
 
 use std::collections::BTreeMap;
@@ -277,7 +277,7 @@ pub fn parse_ids(text: &str) -> Option<Vec<u32>> {
     text.split(',').map(digits).collect()
 }
 
-/// `logits_bits` (f32 bits), `logits` (numbers) or `logits_file` (raw f32 beside the JSON).
+/// `logits_bits` (f32 bits), `logits` (numbers) or `logits_file` (raw f32 in the same folder).
 fn from_json(path: &Path, bytes: &[u8]) -> Result<LogitFile, LogitFileError> {
     let json: Value = serde_json::from_slice(bytes).map_err(|error| LogitFileError::Json {
         path: path.to_owned(),

@@ -1,4 +1,4 @@
-//! Comparing logits: what the record of two arrays does not say about two rows of a vocabulary.
+//! Compares logits: measures of two rows of a vocabulary that go beyond the comparison record.
 //!
 //! Per row: the id each side would choose, how close the two best of the expected side are, how
 //! many of the k best are shared, the rank correlation, the KL divergence and the correlation. A
@@ -43,7 +43,7 @@ pub struct RowAgreement {
 /// Two sets of logits \[rows, vocabulary\].
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct LogitComparison {
-    /// Whether the record passes and no row stands against it.
+    /// Whether the record passes and no row fails.
     pub passed: bool,
     /// The record over all values.
     pub record: Comparison,

@@ -1,4 +1,4 @@
-//! One launch of a foreign engine: start it, wait no longer than allowed, read what it wrote.
+//! One launch of a foreign engine: start it, wait up to the time limit, read its output.
 
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt as _;
@@ -36,7 +36,7 @@ pub enum LaunchError {
     #[error("did not end within {0} s and was stopped")]
     Timeout(u64),
     /// It did not write the logits.
-    #[error("wrote no logits: the file named by {{logits}} is not there")]
+    #[error("wrote no logits: the file named by {{logits}} does not exist")]
     NoLogits,
     /// The logits are damaged.
     #[error("logits: {0}")]
@@ -64,7 +64,7 @@ pub enum LaunchError {
         id: usize,
     },
     /// No line of stdout is a list of ids.
-    #[error("printed no ids: expected {expected} ids with commas, got {got}")]
+    #[error("printed no ids: expected {expected} ids separated by commas, got {got}")]
     Ids {
         /// How many were asked for.
         expected: usize,
@@ -183,7 +183,7 @@ fn read_logits(path: &Path, vocabulary: usize) -> Result<(usize, Vec<f64>), Laun
     } else {
         raw_values(path, &bytes).map_err(|error| match error {
             LogitFileError::Empty { .. } => LaunchError::Damaged("the file is empty".to_owned()),
-            _ => LaunchError::Damaged(format!("{} bytes are no whole f32 values", bytes.len())),
+            _ => LaunchError::Damaged(format!("{} bytes are not whole f32 values", bytes.len())),
         })?
     };
     if values.is_empty() || !values.len().is_multiple_of(vocabulary) {

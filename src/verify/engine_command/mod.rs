@@ -43,7 +43,7 @@ use thiserror::Error;
 pub use launch::{LaunchError, Output};
 pub use subject::EngineCommand;
 
-/// What must stand in a command.
+/// Placeholders that a command must contain.
 const PLACES: [&str; 4] = ["{model}", "{ids}", "{gen}", "{logits}"];
 
 /// Why a command cannot be used, found before anything is run.
@@ -67,7 +67,7 @@ pub enum TemplateError {
     #[error("--engine-cmd: expected {{model}}, {{ids}}, {{gen}} or {{logits}}, got {{{0}}}")]
     Unknown(String),
     /// No such program.
-    #[error("--engine-cmd: program {0:?} is not there or cannot be run")]
+    #[error("--engine-cmd: program {0:?} does not exist or cannot be run")]
     NoProgram(String),
 }
 
@@ -129,7 +129,7 @@ impl Template {
     }
 }
 
-/// The first place in a text: where it stands and which it is.
+/// The first placeholder in a text: its position and which it is.
 fn next_place(text: &str) -> Option<(usize, usize)> {
     let found = PLACES.iter().enumerate();
     let found = found.filter_map(|(place, name)| Some((text.find(name)?, place)));

@@ -13,7 +13,7 @@ use k3_core::Precision;
 /// Name in reports.
 const NAME: &str = "engine-cmd";
 
-/// A foreign engine behind a command.
+/// A foreign engine run by a command.
 #[derive(Debug, Clone)]
 pub struct EngineCommand {
     /// The command.

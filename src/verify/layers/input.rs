@@ -1,8 +1,8 @@
-//! What a layer is fed: the running sum before it and the banks, one row per token.
+//! The input of a layer: the running sum before it and the banks, one row per token.
 //!
-//! Synthetic input has magnitudes that sweep over what real layers show: |h| grows from 0.1 to
-//! above 100 with depth, every bank keeps the size of the layer that pushed it, and tokens differ
-//! from one another by powers of two. All numbers are f32, so that both sides read the same.
+//! Synthetic input has magnitudes that cover those of real layers: |h| grows from 0.1 to above 100
+//! with depth, every bank keeps the size of the layer that pushed it, and tokens differ from one
+//! another by powers of two. All numbers are f32, so that both sides read the same.
 
 use k3_core::random::SplitMix64;
 use k3_reference::{Residual, Rows};

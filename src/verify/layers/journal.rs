@@ -1,8 +1,8 @@
-//! The journal of a run: one line of JSON per finished row, behind a line that says what was asked.
+//! The journal of a run: a header line with the request, then one line of JSON per finished row.
 //!
-//! A run that was stopped goes on where it was, if it asks the same of the same bytes. A line that
-//! was cut short is dropped with all behind it. Beside it lies the chain, as safetensors in F64:
-//! the reference's stream after the last finished layer.
+//! A stopped run resumes from it if request and inputs are the same. A truncated line is dropped
+//! with everything after it. Next to it is the chain, as safetensors in F64: the reference's stream
+//! after the last finished layer.
 
 use std::collections::BTreeMap;
 use std::fs::{self, File, OpenOptions};
@@ -160,7 +160,7 @@ fn write_line(file: &mut File, value: &impl Serialize) -> io::Result<()> {
 fn difference(before: &Header, now: &Header) -> Option<&'static str> {
     let pairs = [
         ("the program's version", before.question.program != now.question.program),
-        ("what was asked", before.question != now.question),
+        ("the request", before.question != now.question),
         ("the part", before.part != now.part),
         ("the checkpoint", before.sources != now.sources),
         ("the reference's checkpoint", before.reference_sources != now.reference_sources),

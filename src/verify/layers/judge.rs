@@ -62,7 +62,7 @@ impl Judge<'_> {
         verdict(stages)
     }
 
-    /// The pass of the reference behind a hook.
+    /// The pass of the reference with a hook.
     #[must_use]
     pub fn pass<'p>(&'p self, hook: &'p dyn StageHook) -> Pass<'p> {
         self.pass_with(&RELEASED, hook)

@@ -1,4 +1,4 @@
-//! The engine's single operations on the fixtures that ship, before any layer.
+//! The engine's single operations on the shipped fixtures, before any layer.
 //!
 //! A layer's tolerances are bounds that any right order of a sum keeps, and a few layers lack data
 //! that some mistakes need (a tie of the router, a subnormal weight). The kernel fixtures have that

@@ -1,4 +1,4 @@
-//! The ratchet on the layers of the shipped sets: how near to its tolerance each stage has come.
+//! The ratchet on the layers of the shipped sets: how close each stage has come to its tolerance.
 //!
 //! What is recorded, in the same committed file as the ladder's ratios ([`crate::ratchet`]):
 //! our engine on each shipped set, once on synthetic input as `layers all` draws it by default and
@@ -54,7 +54,7 @@ impl Recorded {
     /// The recorded run with this question on these bytes, if there is one.
     ///
     /// # Errors
-    /// The sets that ship cannot be looked at, so that it cannot be said.
+    /// The shipped sets cannot be read.
     pub fn of(question: &Question, read: &Sources) -> Result<Option<Self>, String> {
         let is_ours = question.subject == "engine" && !question.reference_copy;
         if !is_ours || question.mla_norm_eps != MLA_NORM_EPS {

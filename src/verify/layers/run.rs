@@ -1,12 +1,12 @@
-//! The run: which rows in which order, what each is fed, and where a chain stands.
+//! The run: the rows in order, their input, and the position of a chain.
 
 use std::sync::Arc;
 
 use thiserror::Error;
 
-use super::again;
 use super::input::{in_f32, synthetic};
 use super::judge::Judge;
+use super::repeat;
 use super::sources::absent_of;
 use super::subject::{DumpSubject, EngineSubject, complete};
 use crate::report::layers::LayerRow;
@@ -71,7 +71,7 @@ pub enum Input {
     Chain {
         /// The ids.
         ids: Vec<u32>,
-        /// Where the chain stands.
+        /// The position of the chain.
         chain: Chain,
     },
     /// The running sums of a dump.
@@ -102,9 +102,9 @@ pub enum RunError {
     /// The engine cannot load or run a layer.
     #[error("engine: {0}")]
     Engine(#[from] EngineError),
-    /// What computes a layer again cannot, where the engine could.
-    #[error("computing again: {0}")]
-    Again(EngineError),
+    /// Recomputing a layer failed, though the engine computed it.
+    #[error("recomputing a layer: {0}")]
+    Repeat(EngineError),
     /// The reference cannot.
     #[error("reference: {0}")]
     Reference(#[from] ReferenceError),
@@ -187,7 +187,7 @@ impl Run<'_> {
                 (0..*rows).map(|_| draws.below(vocabulary) as u32).collect()
             }
             Input::Dump(_) => {
-                let problem = "the ids of the dump are not known".to_owned();
+                let problem = "the ids of the dump are unknown".to_owned();
                 return Ok(LayerRow::not_run("embed", None, problem));
             }
         };
@@ -215,7 +215,7 @@ impl Run<'_> {
         let pass = self.judge.pass(&AsComputed);
         let weights = LayerWeights::load(&self.reader, &pass, layer)?;
         let (mut row, after) = self.judge.layer(&weights, &before, &dump)?;
-        hold(&mut row, &dump, again)?;
+        judge_repeated(&mut row, &dump, again)?;
         if let (Input::Chain { chain, .. }, Some(after)) = (&mut self.input, after) {
             *chain = Chain { next: layer + 1, residual: Some(after) };
         }
@@ -236,7 +236,7 @@ impl Run<'_> {
         };
         let weights = ClosingWeights::load(&self.reader, self.judge.config, &RELEASED)?;
         let mut row = self.judge.closing(&weights, &before, &dump)?;
-        hold(&mut row, &dump, again)?;
+        judge_repeated(&mut row, &dump, again)?;
         Ok(row)
     }
 
@@ -323,13 +323,17 @@ fn absent(checkpoint: &Checkpoint, shape: &ModelShape, layer: Option<usize>) -> 
 /// What an engine's bits are held to; none of a dump.
 type OtherStages = Option<Result<StageDump, EngineError>>;
 
-/// Holds a row to the bits of the other computation, if there is one.
-fn hold(row: &mut LayerRow, dump: &StageDump, again: OtherStages) -> Result<(), RunError> {
+/// Judges a row by the bits of the repeated computation, if there is one.
+fn judge_repeated(
+    row: &mut LayerRow,
+    dump: &StageDump,
+    again: OtherStages,
+) -> Result<(), RunError> {
     match again {
         None => {}
-        Some(Ok(again)) => again::judge(row, dump, &again),
-        Some(Err(error)) if again::is_disagreement(&error) => again::fail(row, &error),
-        Some(Err(error)) => return Err(RunError::Again(error)),
+        Some(Ok(again)) => repeat::judge(row, dump, &again),
+        Some(Err(error)) if repeat::is_disagreement(&error) => repeat::fail(row, &error),
+        Some(Err(error)) => return Err(RunError::Repeat(error)),
     }
     Ok(())
 }

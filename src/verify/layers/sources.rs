@@ -1,4 +1,4 @@
-//! Which files a run of layers reads, and which bytes they were: a run over a part of a checkpoint
+//! The files that a run of layers reads, with their digests: a run over a part of a checkpoint
 //! needs only the shards of its layers, so identity goes by shard.
 
 use std::collections::{BTreeMap, BTreeSet};

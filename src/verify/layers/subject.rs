@@ -1,18 +1,19 @@
-//! Who is judged: our engine, one layer at a time on given input, or the dump of another engine.
+//! The judged subject: our engine, one layer at a time on given input, or the dump of another
+//! engine.
 
 use std::ops::Range;
 use std::path::Path;
 use std::sync::Arc;
 
-use super::again::{Again, Extent};
+use super::repeat::{Extent, Repeater};
 use crate::tensor_file::{TensorFileError, read_tensors};
 use k3_checkpoint::Checkpoint;
 use k3_core::Precision;
 use k3_core::stages::{NoStages, Stage, StageDump, StageKey, StageTensor, StageValues};
 use k3_engine::kernels::table::Kernels;
 use k3_engine::model::{
-    Bench, EngineError, EngineOptions, ExpertSource, LayerKind, LayerWeights, OnDemand,
-    Residual as EngineResidual, Shape, State, Weights,
+    EngineError, EngineOptions, ExpertSource, LayerKind, LayerWeights, OnDemand,
+    Residual as EngineResidual, Rig, Shape, State, Weights,
 };
 use k3_reference::local::SubjectResidual;
 use k3_reference::local::rows::{BoundedRows, exact};
@@ -26,9 +27,9 @@ pub struct EngineSubject {
     kernels: Kernels,
     checkpoint: Arc<Checkpoint>,
     shape: Shape,
-    bench: Bench,
+    rig: Rig,
     options: EngineOptions,
-    again: Again,
+    again: Repeater,
 }
 
 /// The stages of a subject, and some or all of them computed another way.
@@ -67,11 +68,11 @@ impl EngineSubject {
         options: EngineOptions,
         experts: Box<dyn ExpertSource>,
     ) -> Result<Self, EngineError> {
-        let bench = Bench::new(kernels, shape.clone(), experts, options)?;
+        let rig = Rig::new(kernels, shape.clone(), experts, options)?;
         let way = (kernels.path, options);
         let extent = Extent::of(&shape);
-        let again = Again::new(shape.clone(), Arc::clone(&checkpoint), way, extent)?;
-        Ok(Self { kernels, checkpoint, shape, bench, options, again })
+        let again = Repeater::new(shape.clone(), Arc::clone(&checkpoint), way, extent)?;
+        Ok(Self { kernels, checkpoint, shape, rig, options, again })
     }
 
     /// What it computes with.
@@ -93,7 +94,7 @@ impl EngineSubject {
     pub fn repeat(&mut self, extent: Extent) -> Result<(), EngineError> {
         let way = (self.kernels.path, self.options);
         let (shape, checkpoint) = (self.shape.clone(), Arc::clone(&self.checkpoint));
-        self.again = Again::new(shape, checkpoint, way, extent)?;
+        self.again = Repeater::new(shape, checkpoint, way, extent)?;
         Ok(())
     }
 
@@ -120,12 +121,12 @@ impl EngineSubject {
         let (mut first, repeated) = (0, self.again.first_call(calls));
         for (call, &tokens) in calls.iter().enumerate() {
             if call == repeated {
-                self.again.carry(layer, &self.bench.state);
+                self.again.carry(layer, &self.rig.state);
             }
             let mut residual = rows_of(input, first..first + tokens);
-            self.bench.layer(layer, &weights, &mut residual, &mut dump)?;
+            self.rig.layer(layer, &weights, &mut residual, &mut dump)?;
             self.fill_foreign_caches(layer, first + tokens);
-            self.bench.end_chunk(tokens);
+            self.rig.end_chunk(tokens);
             if first == 0 && calls.len() > 1 {
                 self.other_sequence(layer, &weights, input)?;
             }
@@ -143,12 +144,12 @@ impl EngineSubject {
         weights: &LayerWeights,
         input: &Residual,
     ) -> Result<(), EngineError> {
-        let kept = std::mem::replace(&mut self.bench.state, State::new(&self.shape));
+        let kept = std::mem::replace(&mut self.rig.state, State::new(&self.shape));
         let rows = input.sum.nrows();
         let mut residual = rows_of(input, rows - 1..rows);
-        let fed = self.bench.layer(layer, weights, &mut residual, &mut NoStages);
-        self.bench.end_chunk(1);
-        self.bench.state = kept;
+        let fed = self.rig.layer(layer, weights, &mut residual, &mut NoStages);
+        self.rig.end_chunk(1);
+        self.rig.state = kept;
         fed
     }
 
@@ -161,7 +162,7 @@ impl EngineSubject {
         let mut dump = StageDump::default();
         let mut first = 0;
         for &tokens in calls {
-            self.bench.embed(&weights, &ids[first..first + tokens], &mut dump)?;
+            self.rig.embed(&weights, &ids[first..first + tokens], &mut dump)?;
             first += tokens;
         }
         Ok(dump)
@@ -177,7 +178,7 @@ impl EngineSubject {
         let mut first = 0;
         for &tokens in calls {
             let residual = rows_of(input, first..first + tokens);
-            self.bench.closing(&weights, &residual, &mut dump)?;
+            self.rig.closing(&weights, &residual, &mut dump)?;
             first += tokens;
         }
         let repeated = calls[..self.again.first_call(calls)].iter().sum();
@@ -188,7 +189,7 @@ impl EngineSubject {
     /// they hold numbers, so that one that does look shows.
     fn reset(&mut self, layer: usize) {
         let place = self.shape.layers[layer];
-        let state = &mut self.bench.state;
+        let state = &mut self.rig.state;
         (state.position, state.interrupted) = (0, false);
         for (slot, kda) in state.kda.iter_mut().enumerate() {
             let own = place.kind == LayerKind::Kda && slot == place.slot;
@@ -207,7 +208,7 @@ impl EngineSubject {
     /// Other layers' caches have a row for each position too, as a whole model's have after a call.
     fn fill_foreign_caches(&mut self, layer: usize, positions: usize) {
         let place = self.shape.layers[layer];
-        for (slot, cache) in self.bench.state.mla.iter_mut().enumerate() {
+        for (slot, cache) in self.rig.state.mla.iter_mut().enumerate() {
             if !(place.kind == LayerKind::Mla && slot == place.slot) {
                 let values = positions * self.shape.mla.cache_width;
                 cache.rows.resize(values, FOREIGN);
@@ -216,7 +217,7 @@ impl EngineSubject {
     }
 }
 
-/// What stands in the state of layers that are not at work.
+/// The state of layers that are not being run.
 const FOREIGN: f32 = 0.75;
 
 /// Rows of a residual stream in the engine's form; the values are f32 already.

@@ -2,9 +2,9 @@
 //!
 //! The engine has two seams, its table of kernels and its sources; a wrong variant is the engine
 //! itself on other kernels, or with something between it and what it loads, fetches and carries.
-//! Mistakes in a clause of the model are planted in the f64 reference, once, and judged under both
-//! precisions; here are the mistakes that only an engine can make: its arithmetic (A1…A12), and
-//! right arithmetic on operands from the wrong place.
+//! Mistakes in a clause of the model are planted once, in the f64 reference, and judged at both
+//! precisions; this module has the mistakes that only an engine can make: its arithmetic (A1…A12),
+//! and right arithmetic on operands from the wrong place.
 //!
 //! Not every mutant can be seen in logits. Those of lane order, folds and accumulators change
 //! nothing but the f64 sum before its rounding; a few need data that the tiny model lacks (a

@@ -1,8 +1,8 @@
 //! Right arithmetic on the wrong operand, and sums that depend on how work is cut (A11, K1, K13,
 //! M8).
 //!
-//! Some keep something between calls, as the mistakes they stand for do: a cache keyed too
-//! coarsely, a state shared by sequences.
+//! Some keep state between calls, as the real mistakes do: a cache keyed too coarsely, a state
+//! shared by sequences.
 
 use std::collections::HashMap;
 use std::sync::{Arc, Mutex, PoisonError};

@@ -50,7 +50,7 @@ impl CheckReport {
     pub fn document(&self) -> Document {
         let mut document = Document::new("k3-verify check");
         let mut table =
-            Table::new(["verdict", "check", "passes when", "what was found"].map(|h| left(h, 0)));
+            Table::new(["verdict", "check", "passes when", "result"].map(|h| left(h, 0)));
         for row in &self.checks {
             let cells = [row.verdict.word(), row.id, row.what, &row.detail];
             table.push(Row { cells: cells.map(str::to_owned).to_vec(), below: row.below() });

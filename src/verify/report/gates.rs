@@ -155,15 +155,15 @@ impl GateRow {
         }
     }
 
-    /// The row of the table: what was found, and below it distances that gate nothing and details.
+    /// The row of the table, with details and informational distances below it.
     pub(super) fn row(&self) -> Row {
         let Outcome { verdict, summary, information, details, .. } = &self.outcome;
-        let beside = information
+        let below = information
             .iter()
-            .map(|near| format!("beside {}: {:.3e}", near.name, near.max_abs))
+            .map(|near| format!("distance to {}: {:.3e}", near.name, near.max_abs))
             .chain(details.iter().cloned());
         let cells = [verdict.word(), &self.id, &self.subject, summary];
-        Row { cells: cells.map(str::to_owned).to_vec(), below: beside.collect() }
+        Row { cells: cells.map(str::to_owned).to_vec(), below: below.collect() }
     }
 }
 

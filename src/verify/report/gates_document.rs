@@ -60,7 +60,7 @@ impl GateReport {
         for (name, map) in maps {
             appendix.figure(name, map);
         }
-        appendix.heading("What each gate allows, and why");
+        appendix.heading("Tolerance of each gate, and why");
         let mut seen: Vec<&str> = Vec::new();
         let mut basis = Table::new(["gate", "passes when", "tolerance"]);
         for row in &self.gates {
@@ -76,12 +76,8 @@ impl GateReport {
 
 /// The rows of gates as a table.
 pub(super) fn table<'a>(rows: impl Iterator<Item = &'a GateRow>) -> Table {
-    let mut table = Table::new([
-        left("verdict", 14),
-        left("gate", 0),
-        left("subject", 0),
-        left("what was found", 0),
-    ]);
+    let mut table =
+        Table::new([left("verdict", 14), left("gate", 0), left("subject", 0), left("result", 0)]);
     rows.for_each(|row| table.push(row.row()));
     table
 }

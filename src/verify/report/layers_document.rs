@@ -58,10 +58,10 @@ impl LayersReport {
             q.calls,
             q.mla_norm_eps,
             q.stages.as_ref().map_or(String::new(), |glob| format!("; stages {glob}")),
-            if q.reference_copy { "; the reference reads another copy" } else { "" }
+            if q.reference_copy { "; the reference reads a separate copy" } else { "" }
         ));
         if let Some(recorded) = &q.ratchet {
-            document.line(format!("held to the ratchet's {recorded}"));
+            document.line(format!("ratchet: {recorded}"));
         }
         if let Some(kernels) = &self.kernels {
             let (word, count) = (kernels.verdict.word(), kernels.stages.len());
@@ -159,7 +159,7 @@ impl LayersReport {
         document
     }
 
-    /// What came of computing again, if anything was.
+    /// The result of repeating layers another way, if any were.
     fn repetition(&self, document: &mut Document) {
         let repeated = || self.rows.iter().filter_map(|row| row.repeated);
         let values: usize = repeated().map(|repeated| repeated.values).sum();
@@ -173,9 +173,9 @@ impl LayersReport {
         };
         let bits = match differing {
             0 => "all bits equal".to_owned(),
-            _ => format!("{differing} with other bits"),
+            _ => format!("{differing} with different bits"),
         };
-        document.line(format!("{values} values computed again{way}: {bits}"));
+        document.line(format!("{values} values recomputed another way{way}: {bits}"));
     }
 
     /// Local ratios by layer and stage, as colours of their logarithm.

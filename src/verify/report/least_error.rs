@@ -177,7 +177,7 @@ impl LeastErrorReport {
     #[must_use]
     pub fn document(&self) -> Document {
         let mut document = Document::new(
-            "k3-verify gates --least-error: how small an error do the gates still see?",
+            "k3-verify gates --least-error: how small an error do the gates still catch?",
         );
         document.note(format!(
             "the engine on set {} with one value multiplied by 1+d: the smallest d that turns a \
@@ -188,7 +188,7 @@ impl LeastErrorReport {
         ));
         let mut heads = vec![left("clause", 0), left("site", 0), left("kernels", 0)];
         heads.extend(of_sets().filter(|gate| gate.numbers).map(|gate| left(gate.id, 0)));
-        heads.push(left("what is off", 0));
+        heads.push(left("perturbed value", 0));
         document.table(Table::new(heads).with(self.sites.iter().map(|site| self.cells(site))));
         document.gap();
         for gate in &self.gates {

@@ -1,4 +1,5 @@
-//! Reports: JSON with a schema version is the truth; what people see is a `Document` made from it.
+//! Reports: JSON with a schema version is the truth; the view for people is a `Document` made from
+//! it.
 
 pub mod check;
 pub mod gates;

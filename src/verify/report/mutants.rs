@@ -188,10 +188,10 @@ impl MutantReport {
     #[must_use]
     pub fn document(&self) -> Document {
         let mut document =
-            Document::new("k3-verify gates --mutants: which gate sees which mistake?");
+            Document::new("k3-verify gates --mutants: which gate catches which mistake?");
         document.line(format!(
-            "set {}; x = the gate turned red, . = green, - = not asked, as teacher forcing has \
-             seen it",
+            "set {}; x = the gate turned red, . = green, - = not run, since teacher forcing \
+             caught it",
             self.set
         ));
         document.figure("kill-matrix", self.map());
@@ -206,9 +206,9 @@ impl MutantReport {
         for gate in &self.gates {
             let kills = gate.kills;
             document.line(match &gate.witness {
-                Some(mutant) => format!("gate {}: {kills} kills, first to see {mutant}", gate.id),
+                Some(mutant) => format!("gate {}: {kills} kills, first to catch {mutant}", gate.id),
                 None => format!(
-                    "gate {}: {kills} kills, REDUNDANT: nothing that the gates before it miss",
+                    "gate {}: {kills} kills, REDUNDANT: catches nothing that earlier gates miss",
                     gate.id
                 ),
             });
@@ -225,8 +225,7 @@ impl MutantReport {
         }
         let red = self.controls.iter().filter(|line| line.killed).count();
         if red > 0 {
-            document
-                .line(format!("INVALID: {red} unmutated subjects are not green on this ladder"));
+            document.line(format!("INVALID: {red} unmutated subjects fail a gate"));
         }
         document.line(format!("{} mutants, {} survivors", self.mutants.len(), self.survivors));
         document

@@ -1,9 +1,9 @@
 //! A run of layers over several machines: what each part has to download, and a script that runs
 //! it. The work itself is `layers --part i/N` and `merge`; nothing here runs anything.
 //!
-//! Where a checkpoint folder is at hand (its shards, or its index and config alone), files are
-//! looked up there. Without one the release is planned: its 96 files, worked out from names,
-//! dtypes, shapes and the order in which they are stored.
+//! With a checkpoint folder (its shards, or only its index and config), files are looked up there.
+//! Without one the release is planned: its 96 files, worked out from names, dtypes, shapes and the
+//! order in which they are stored.
 
 pub mod script;
 
@@ -13,7 +13,7 @@ use std::path::Path;
 use serde::Serialize;
 use thiserror::Error;
 
-use crate::layers::parts::places;
+use crate::layers::merge::places;
 use crate::report::layers::Part;
 use k3_checkpoint::index::{INDEX_FILE, ShardIndex};
 use k3_checkpoint::plan::{visit_layer, visit_model};
@@ -51,7 +51,7 @@ pub struct PartPlan {
     pub weight_tokens: u64,
 }
 
-/// Where the tensors of a layer lie.
+/// Where the tensors of a layer are stored.
 #[derive(Debug)]
 pub struct Files {
     /// By layer.
@@ -93,7 +93,7 @@ impl Files {
         }
     }
 
-    /// Of the release: layer n lies in file n+1, what is outside the layers in the one behind.
+    /// Of the release: layer n is in file n+1, tensors outside the layers in the file after.
     ///
     /// # Errors
     /// None for the released model.
@@ -186,10 +186,10 @@ fn trunk_bytes(shape: &ModelShape, layer: usize) -> u64 {
     bytes
 }
 
-/// What `layers` needs at most: the trunk of one layer as stored (of the two sides one is in
-/// memory at a time), the experts of one token, the engine's state of all layers, and the stages of
-/// all tokens in f64 four times (subject, local, exact, rounded, each with bounds beside it).
-/// Embedding and head stand together in place of a layer where they are judged.
+/// What `layers` needs at most: the trunk of one layer as stored (of the two sides one is in memory
+/// at a time), the experts of one token, the engine's state of all layers, and the stages of all
+/// tokens in f64 four times (subject, local, exact, rounded, each with bounds). Embedding and head
+/// count together as one layer where they are judged.
 #[must_use]
 pub fn memory_bytes(shape: &ModelShape, layers: &[usize], has_ends: bool, tokens: usize) -> u64 {
     let trunk = layers.iter().map(|&layer| trunk_bytes(shape, layer)).max();

@@ -1,4 +1,4 @@
-//! Inputs of a kernel case by name, and outputs likewise: what both adapters share.
+//! Inputs and outputs of a kernel case by name, shared by both adapters.
 
 use crate::kernels::{Tensors, real};
 use crate::subject::Outputs;

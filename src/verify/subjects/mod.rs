@@ -41,7 +41,7 @@ pub fn controls() -> Vec<Mutant> {
         id: source.name().to_owned(),
         family: '-',
         clauses: Vec::new(),
-        what: "nothing is changed",
+        what: "unmodified",
         source,
     };
     let rounded =

@@ -1,9 +1,9 @@
 //! The engine with weights that do not fit: the ways to stream it that must change no bit.
 //!
-//! One factor at a time (ring, expert slots, policy, vocabulary, state through a file), then
-//! seeded combinations of these with threads, chunks and kernel paths; the whole product of them
-//! where it is asked for. And the mistakes of streaming, as mutants: each is right when it is
-//! resident and wrong when it is streamed, so `invariance` is where it must show.
+//! One factor at a time (ring, expert slots, policy, vocabulary, state through a file), then seeded
+//! combinations of these with threads, chunks and kernel paths, or with --exhaustive their whole
+//! product. And the mistakes of streaming, as mutants: each is right when resident and wrong when
+//! streamed, so `invariance` must catch it.
 
 use k3_core::choice::Choice as _;
 use k3_engine::kernels::table::Kernels;
@@ -27,8 +27,8 @@ use k3_core::stages::StageSink;
 use k3_engine::generate::state_file::{Header, SavedState, save};
 use k3_engine::kernels::path::KernelPath;
 use k3_engine::model::{EngineOptions, EngineSequence};
-use k3_engine::stream::habits::{
-    Careful, ExpertSlotGivenTwice, Habits, RingSlotOverwritten, StaleReadPublished,
+use k3_engine::stream::fault_hooks::{
+    ExpertSlotGivenTwice, FaultHooks, NoFaults, RingSlotOverwritten, StaleReadPublished,
 };
 use k3_engine::stream::{ModelFiles, StreamOptions, StreamedEngine};
 
@@ -97,11 +97,11 @@ type Opened = Arc<Mutex<Option<(PathBuf, Arc<ModelFiles>)>>>;
 struct Streamed {
     way: Way,
     opened: Opened,
-    habits: fn(&RawConfig) -> Arc<dyn Habits>,
+    hooks: fn(&RawConfig) -> Arc<dyn FaultHooks>,
 }
 
-fn careful(_config: &RawConfig) -> Arc<dyn Habits> {
-    Arc::new(Careful)
+fn careful(_config: &RawConfig) -> Arc<dyn FaultHooks> {
+    Arc::new(NoFaults)
 }
 
 /// Everything in memory, as the production engine runs.
@@ -209,7 +209,7 @@ fn of_ways(ways: Vec<(String, Way)>) -> Vec<Variant> {
     let variant = |(name, way)| Variant {
         name,
         tokens: TOKENS,
-        source: Box::new(Streamed { way, opened: Arc::clone(&opened), habits: careful }),
+        source: Box::new(Streamed { way, opened: Arc::clone(&opened), hooks: careful }),
     };
     ways.into_iter().map(variant).collect()
 }
@@ -266,7 +266,7 @@ impl SubjectSource for Streamed {
             streams_vocabulary: way.streams_vocabulary,
             // The shipped sets are small and warm: past the page cache is a matter of trial E.
             direct: false,
-            habits: (self.habits)(config),
+            hooks: (self.hooks)(config),
             stop: Interrupt::default(),
         };
         let kernels = Kernels::on(way.path);
@@ -347,7 +347,7 @@ struct WrongStream {
     name: String,
     base: Box<dyn SubjectSource>,
     ring: usize,
-    habits: fn(&RawConfig) -> Arc<dyn Habits>,
+    hooks: fn(&RawConfig) -> Arc<dyn FaultHooks>,
 }
 
 impl SubjectSource for WrongStream {
@@ -380,14 +380,14 @@ impl SubjectSource for WrongStream {
         vec![Variant {
             name: format!("ring {}, {} slots", way.ring, way.slots.name()),
             tokens: TOKENS,
-            source: Box::new(Streamed { way, opened: Opened::default(), habits: self.habits }),
+            source: Box::new(Streamed { way, opened: Opened::default(), hooks: self.hooks }),
         }]
     }
 }
 
 /// The mistakes of streaming around the right engine.
 pub fn mutants(base: impl Fn() -> Box<dyn SubjectSource>) -> Vec<Mutant> {
-    let mutant = |id: &str, what, ring, habits| Mutant {
+    let mutant = |id: &str, what, ring, hooks| Mutant {
         id: id.to_owned(),
         family: 'c',
         clauses: vec!["A11"],
@@ -396,7 +396,7 @@ pub fn mutants(base: impl Fn() -> Box<dyn SubjectSource>) -> Vec<Mutant> {
             name: format!("engine with {id}"),
             base: base(),
             ring,
-            habits,
+            hooks,
         }) as Box<dyn SubjectSource>,
     };
     vec![

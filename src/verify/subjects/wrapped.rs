@@ -1,7 +1,7 @@
 //! Mutants around a right subject: a loader that forgives, a batch whose tail is left over.
 //!
-//! These mistakes lie outside the formulas. A forgiving loader is modelled by what it amounts to:
-//! it computes on a damaged checkpoint as if the damage were not there.
+//! These mistakes are outside the formulas. A forgiving loader is modelled by its effect: it
+//! computes on a damaged checkpoint as if the damage were not there.
 
 use std::collections::BTreeSet;
 use std::path::Path;
@@ -41,7 +41,7 @@ pub fn mutants(make: impl Fn() -> Box<dyn SubjectSource>) -> Vec<Mutant> {
             id: "batch-tail-left-over".to_owned(),
             family: 'a',
             clauses: vec!["L3"],
-            what: "rows behind the last full block of four repeat that block's last logits",
+            what: "rows after the last full block of four repeat that block's last logits",
             source: Box::new(TailForgotten { inner: make() }),
         },
     ]
@@ -114,7 +114,7 @@ impl SubjectSource for Forgiving {
     }
 }
 
-/// Gives the rows behind the last full block the logits of the row before them.
+/// Gives the rows after the last full block the logits of the row before them.
 struct TailForgotten {
     inner: Box<dyn SubjectSource>,
 }

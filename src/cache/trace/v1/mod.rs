@@ -29,9 +29,9 @@
 //! | 5 decision | layer, expert, outcome (0 hit, 1 loaded, 2 loaded over), victim layer, expert |
 //! | 255 end | records before this one, requests (two words each, low first), sha256 (8 words) |
 //!
-//! Decisions stand in request order (in the order of the unit: a union decides once per distinct
-//! expert of a chunk), whatever the threads did. They may be left out altogether. The sha256 in
-//! the end record is that of every byte before the end record: a cut or changed file is refused.
+//! Decisions are in request order (in the order of the unit: a union decides once per distinct
+//! expert of a chunk), independent of threads. They may be left out altogether. The sha256 in the
+//! end record is that of every byte before the end record: a cut or changed file is refused.
 
 mod read;
 mod write;

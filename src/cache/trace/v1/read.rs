@@ -1,5 +1,5 @@
-//! The strict reader of trace v1: every byte is accounted for, everything is held against the
-//! header's shape, and what contains what (step, chunk, demand) is checked.
+//! The strict reader of trace v1: every byte is accounted for, every value is checked against the
+//! header's shape, and the nesting of steps, chunks and demands is checked.
 
 use std::fmt::Display;
 

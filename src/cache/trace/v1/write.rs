@@ -1,8 +1,8 @@
 //! The writer of trace v1: one method per record, a running checksum, nothing kept in memory.
 //!
 //! The caller says what happens in the order in which it happens; `finish` writes the end record.
-//! A file without it is refused by the reader, so a run that died leaves no half trace that
-//! passes for a whole one.
+//! The reader refuses a file without it, so a run that died leaves no partial trace that could pass
+//! for a whole one.
 
 use std::io::Write;
 

@@ -1,4 +1,4 @@
-//! The engine with one value off by a relative δ: how small an error do the gates still see?
+//! The engine with one value off by a relative δ: how small an error do the gates still catch?
 //!
 //! A [`Site`] is a place where a clause forms a value (a product, an ε, a scale, a weight). The
 //! engine with that site perturbed by δ computes value·(1+δ) there, in f64 and rounded once, and

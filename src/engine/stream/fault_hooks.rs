@@ -1,7 +1,7 @@
-//! The few steps of streaming in which a plausible engine goes wrong, as a trait.
+//! Hooks at the steps of streaming where a plausible engine goes wrong.
 //!
-//! Production takes the defaults. A mutant overrides one of them, and the gate `invariance` must
-//! turn red for it: otherwise nobody would know that the gate looks.
+//! Production uses the defaults. A mutant overrides one of them, and the gate `invariance` must
+//! turn red for it, which shows that the gate works.
 
 use std::sync::Arc;
 
@@ -12,7 +12,7 @@ use crate::model::Expert;
 pub type Fill<'a> = &'a mut dyn FnMut(usize, &mut [u8]) -> Result<(), StreamError>;
 
 /// How slots are filled and handed out.
-pub trait Habits: Send + Sync + std::fmt::Debug {
+pub trait FaultHooks: Send + Sync + std::fmt::Debug {
     /// Fills a ring slot with a layer of the streamed ones.
     ///
     /// # Errors
@@ -21,7 +21,7 @@ pub trait Habits: Send + Sync + std::fmt::Debug {
         fill(run, slot)
     }
 
-    /// Whether an expert is read into its slot, after `earlier` other reads. It is.
+    /// Whether an expert is read into its slot, after `earlier` other reads. By default it is.
     fn reads_expert(&self, _earlier: u64) -> bool {
         true
     }
@@ -30,11 +30,11 @@ pub trait Habits: Send + Sync + std::fmt::Debug {
     fn publish(&self, _read: &mut [Arc<Expert>]) {}
 }
 
-/// As it should be.
+/// Production: every default.
 #[derive(Debug, Clone, Copy, Default)]
-pub struct Careful;
+pub struct NoFaults;
 
-impl Habits for Careful {}
+impl FaultHooks for NoFaults {}
 
 /// A mutant: the reader goes on to the next layer in the slot that is in use.
 #[derive(Debug, Clone, Copy)]
@@ -43,7 +43,7 @@ pub struct RingSlotOverwritten {
     pub count: usize,
 }
 
-impl Habits for RingSlotOverwritten {
+impl FaultHooks for RingSlotOverwritten {
     fn fill_layer(&self, run: usize, slot: &mut [u8], fill: Fill<'_>) -> Result<(), StreamError> {
         fill(run, slot)?;
         fill((run + 1) % self.count, slot)
@@ -54,7 +54,7 @@ impl Habits for RingSlotOverwritten {
 #[derive(Debug, Clone, Copy)]
 pub struct ExpertSlotGivenTwice;
 
-impl Habits for ExpertSlotGivenTwice {
+impl FaultHooks for ExpertSlotGivenTwice {
     fn publish(&self, read: &mut [Arc<Expert>]) {
         if let [first, second, ..] = read {
             *first = Arc::clone(second);
@@ -66,7 +66,7 @@ impl Habits for ExpertSlotGivenTwice {
 #[derive(Debug, Clone, Copy)]
 pub struct StaleReadPublished;
 
-impl Habits for StaleReadPublished {
+impl FaultHooks for StaleReadPublished {
     fn reads_expert(&self, earlier: u64) -> bool {
         earlier % 5 != 4
     }

@@ -1,10 +1,10 @@
-//! A layer computed once more, another way: every bit has to be equal (A11).
+//! Recomputes a layer another way: every bit has to be equal (A11).
 //!
 //! The tolerances of a layer admit any right order of a sum, so a kernel path, a number of threads
-//! or a chunk that changes bits is within all of them. Here the operations of the contract go
-//! through the layer again, on the same input and weights. Narrow layers are repeated whole, by the
-//! scalar definitions and a token at a time. Of a wide layer it is the last call alone, from the
-//! state that the subject carried into it, with another number of threads and by another vector
+//! or a chunk that changes bits is within all of them. Here the layer is recomputed by the
+//! operations of the contract, on the same input and weights. Narrow layers are repeated whole, by
+//! the scalar definitions and a token at a time. Of a wide layer it is the last call alone, from
+//! the state that the subject carried into it, with another number of threads and by another vector
 //! path if the processor has two: the scalar definitions would take longer than the reference.
 
 use std::ops::Range;
@@ -20,12 +20,12 @@ use k3_core::stages::{Stage, StageDump, StageKey, StageTensor, StageValues};
 use k3_engine::kernels::path::KernelPath;
 use k3_engine::kernels::table::Kernels;
 use k3_engine::model::{
-    Bench, EngineError, EngineOptions, KdaState, LayerKind, LayerWeights, OnDemand, Shape, State,
+    EngineError, EngineOptions, KdaState, LayerKind, LayerWeights, OnDemand, Rig, Shape, State,
     Weights,
 };
 use k3_reference::Residual;
 
-/// How much of a layer is repeated.
+/// How much of a layer is recomputed.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
 pub enum Extent {
     /// Every call, by the scalar definitions, a token at a time.
@@ -38,23 +38,23 @@ impl Extent {
     /// The widest hidden width of a layer that is repeated whole: 2²⁰ weights in a square matrix.
     const NARROW: usize = 1024;
 
-    /// What there is time for.
+    /// As much as time allows.
     #[must_use]
     pub fn of(shape: &Shape) -> Self {
         if shape.hidden <= Self::NARROW { Self::Whole } else { Self::LastCall }
     }
 }
 
-/// The other way to compute.
+/// Recomputes layers another way.
 #[derive(Debug)]
-pub struct Again {
-    bench: Bench,
+pub struct Repeater {
+    rig: Rig,
     shape: Shape,
     extent: Extent,
     way: String,
 }
 
-impl Again {
+impl Repeater {
     /// Another way than `path` with `options`, reading `checkpoint`.
     ///
     /// # Errors
@@ -77,13 +77,13 @@ impl Again {
         };
         let experts = OnDemand { shape: shape.clone(), source: checkpoint };
         let options = EngineOptions { threads, chunk_tokens };
-        let bench = Bench::new(Kernels::on(path), shape.clone(), Box::new(experts), options)?;
+        let rig = Rig::new(Kernels::on(path), shape.clone(), Box::new(experts), options)?;
         let plural = if threads == 1 { "" } else { "s" };
         let way = format!("{what}, {} path, {threads} thread{plural}", path.name());
-        Ok(Self { bench, shape, extent, way })
+        Ok(Self { rig, shape, extent, way })
     }
 
-    /// What is repeated and how, in words.
+    /// A description of what is repeated and how.
     #[must_use]
     pub fn way(&self) -> &str {
         &self.way
@@ -101,7 +101,7 @@ impl Again {
     /// Takes over what `state` carries for layer `layer`; other layers' slots stay empty.
     pub fn carry(&mut self, layer: usize, state: &State) {
         let place = self.shape.layers[layer];
-        let own = &mut self.bench.state;
+        let own = &mut self.rig.state;
         (own.position, own.interrupted) = (state.position, false);
         match place.kind {
             LayerKind::Kda => own.kda[place.slot] = state.kda[place.slot].clone(),
@@ -123,11 +123,11 @@ impl Again {
         let mut dump = StageDump::default();
         for rows in self.chunks(rows) {
             let mut residual = rows_of(input, rows.clone());
-            self.bench.layer(layer, weights, &mut residual, &mut dump)?;
-            self.bench.end_chunk(rows.len());
+            self.rig.layer(layer, weights, &mut residual, &mut dump)?;
+            self.rig.end_chunk(rows.len());
         }
         let place = self.shape.layers[layer];
-        let state = &mut self.bench.state;
+        let state = &mut self.rig.state;
         match place.kind {
             LayerKind::Kda => state.kda[place.slot] = KdaState::new(&self.shape),
             LayerKind::Mla => state.mla[place.slot].rows = Vec::new(),
@@ -147,7 +147,7 @@ impl Again {
         let mut dump = StageDump::default();
         for rows in self.chunks(rows) {
             let residual = rows_of(input, rows);
-            self.bench.closing(weights, &residual, &mut dump)?;
+            self.rig.closing(weights, &residual, &mut dump)?;
         }
         Ok(dump)
     }
@@ -174,7 +174,7 @@ pub fn judge(row: &mut LayerRow, dump: &StageDump, again: &StageDump) {
         let Some(right) = again.tensors.get(&key) else {
             if judged.verdict == Verdict::Pass {
                 judged.verdict = Verdict::NotRun;
-                judged.problem = Some("it was not computed again".to_owned());
+                judged.problem = Some("it was not recomputed".to_owned());
             }
             continue;
         };
@@ -206,7 +206,7 @@ pub fn is_disagreement(error: &EngineError) -> bool {
 /// The row of a subject that came to an end where the other computation did not.
 pub fn fail(row: &mut LayerRow, error: &EngineError) {
     row.verdict = Verdict::Fail;
-    row.problem = Some(format!("computed again, it does not come to an end: {error}"));
+    row.problem = Some(format!("recomputing it failed: {error}"));
 }
 
 /// The last rows, as many as were computed again.
@@ -230,7 +230,7 @@ fn mark(stage: &mut StageRow, record: &Comparison) {
         stage.mismatches = record.mismatches;
         stage.first = record.first_mismatch.as_ref().map(element_of);
         let problem = record.problem.clone();
-        let other = || "other bits than the same computed another way".to_owned();
+        let other = || "different bits when computed another way".to_owned();
         stage.problem = Some(problem.unwrap_or_else(other));
     }
     stage.verdict = Verdict::Fail;

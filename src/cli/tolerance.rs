@@ -1,9 +1,9 @@
-//! What a comparison of two files is held against: `--budget`, `--precision`, or equal bits.
+//! The tolerance of a comparison of two files: `--budget`, `--precision`, or equal bits.
 //!
-//! Two files of one engine's precision have no exact side, so how far they may be apart is an
-//! assumption, and the report prints it. Without an option they are held to equal bits, the one
-//! basis that assumes nothing. A file stored in F64 on the expected side is an exact side: the
-//! precision is then the one in which the subject's file is stored.
+//! If neither file is exact, how far they may differ is an assumption, and the report prints it.
+//! Without an option their bits must be equal, which assumes nothing. If the expected file is
+//! stored in F64, it counts as exact, and the tolerance follows from the precision in which the
+//! subject's file is stored.
 
 use k3_core::choice::Choice as _;
 use std::collections::BTreeMap;
@@ -21,22 +21,22 @@ use k3_core::stages::{Stage, StageKey};
 use k3_gates::evidence::DEFAULT_F64_TOLERANCE;
 use k3_gates::noise_floor::{FACTOR, NoiseFloor, ShippedFloors, carried_floors};
 
-/// The options.
+/// Options that set the tolerance.
 #[derive(Debug, Clone, Args)]
-pub struct BasisArgs {
-    /// Largest absolute difference that conforms
+pub struct ToleranceArgs {
+    /// Tolerance: the largest absolute difference that conforms
     #[arg(long, value_name = "X", value_parser = parse_budget, conflicts_with = "precision")]
     pub budget: Option<f64>,
-    /// Precision of the subject's activations: the tolerance is 8 times the noise floor of it
+    /// Precision of the subject's activations: the tolerance is 8 times its noise floor
     #[arg(long, value_name = "P", value_parser = choice::<Precision>())]
     pub precision: Option<Precision>,
-    /// Measure the noise floor on this checkpoint, with the ids that the files name, rather than
-    /// assume that of the sets that ship
+    /// Measure the noise floor on this checkpoint, with the ids that the files name, instead of
+    /// assuming that of the shipped sets
     #[arg(long, value_name = "DIR")]
     pub model: Option<PathBuf>,
 }
 
-/// A finite number from 0 up.
+/// A finite number, 0 or more.
 fn parse_budget(text: &str) -> Result<f64, String> {
     match text.parse::<f64>() {
         Ok(value) if value.is_finite() && value >= 0.0 => Ok(value),
@@ -44,10 +44,10 @@ fn parse_budget(text: &str) -> Result<f64, String> {
     }
 }
 
-/// What was decided.
+/// Where the tolerance comes from.
 #[derive(Debug)]
-pub enum Basis {
-    /// Nothing was said.
+pub enum ToleranceChoice {
+    /// No option was given.
     Bits,
     /// `--budget`.
     Absolute(f64),
@@ -78,35 +78,35 @@ pub enum Basis {
     },
 }
 
-impl BasisArgs {
-    /// Decides. `exact` says whether the expected side is stored in f64, `header` is what that
-    /// side's file says of itself, `stored` is how the subject's values are stored, `ids` what the
-    /// files were made from.
+impl ToleranceArgs {
+    /// Chooses. `exact`: whether the expected side is stored in f64; `header`: that file's
+    /// metadata; `stored`: the precision of the subject's file; `ids`: the ids both were computed
+    /// from.
     pub fn decide(
         &self,
         exact: bool,
         header: &BTreeMap<String, String>,
         stored: Precision,
         ids: Option<&[u32]>,
-    ) -> Result<Basis, CommandError> {
+    ) -> Result<ToleranceChoice, CommandError> {
         if let Some(tolerance) = self.budget {
-            return Ok(Basis::Absolute(tolerance));
+            return Ok(ToleranceChoice::Absolute(tolerance));
         }
         let (precision, because) = match (self.precision, exact) {
             (Some(precision), _) => (precision, "given"),
-            (None, true) if stored == Precision::F64 => return Ok(Basis::Double),
+            (None, true) if stored == Precision::F64 => return Ok(ToleranceChoice::Double),
             (None, true) => (stored, "as the subject's file is stored"),
-            (None, false) => return Ok(Basis::Bits),
+            (None, false) => return Ok(ToleranceChoice::Bits),
         };
         if let Some(folder) = &self.model {
             let floor = Box::new(measure(folder, ids, precision)?);
-            return Ok(Basis::Measured { floor, because });
+            return Ok(ToleranceChoice::Measured { floor, because });
         }
         if let Some(floors) = carried_floors(header, precision).filter(|_| exact) {
-            return Ok(Basis::Carried { precision, floors, because });
+            return Ok(ToleranceChoice::Carried { precision, floors, because });
         }
         let floors = ShippedFloors::measure(precision)?;
-        Ok(Basis::Assumed { floors, because })
+        Ok(ToleranceChoice::Assumed { floors, because })
     }
 }
 
@@ -117,7 +117,7 @@ fn measure(
 ) -> Result<NoiseFloor, CommandError> {
     let Some(ids) = ids else {
         let error = anyhow::anyhow!("no file says which ids it was made from");
-        let hint = "without --model the noise floor of the sets that ship is assumed";
+        let hint = "without --model the noise floor of the shipped sets is assumed";
         return Err(bad_input(error).hint(hint));
     };
     let floor = NoiseFloor::measure(folder, MLA_NORM_EPS, ids, precision)?;
@@ -132,7 +132,7 @@ fn measure(
     }
 }
 
-impl Basis {
+impl ToleranceChoice {
     /// The tolerance of a tensor of real values by its name.
     #[must_use]
     pub fn tolerance(&self, name: &str, expected: &[f64]) -> Tolerance {
@@ -147,7 +147,7 @@ impl Basis {
                 let foreign = || floor.largest_relative() * largest();
                 Tolerance::Absolute(FACTOR * own.map_or_else(foreign, |own| own.max_abs))
             }
-            // A tensor that the exact side has no floor for is not its own: nothing is allowed.
+            // A tensor without a carried floor has tolerance 0.
             Self::Carried { floors, .. } => {
                 Tolerance::Absolute(FACTOR * floors.get(name).copied().unwrap_or(0.0))
             }
@@ -163,9 +163,9 @@ impl Basis {
     #[must_use]
     pub fn describe(&self) -> String {
         match self {
-            Self::Bits => "equal bits, since neither --precision nor --budget says how far apart \
-                           two files may be"
-                .to_owned(),
+            Self::Bits => {
+                "equal bits, since neither --precision nor --budget gives a tolerance".to_owned()
+            }
             Self::Absolute(tolerance) => format!("{tolerance:e} absolute, ASSUMED (--budget)"),
             Self::Double => format!(
                 "{DEFAULT_F64_TOLERANCE:e} of each tensor's largest value: both sides are f64"

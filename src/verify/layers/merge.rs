@@ -1,8 +1,8 @@
-//! A run split over machines: which layers a part has, and the parts' reports joined into one.
+//! A run split over machines: the layers of each part, and joining the reports of the parts.
 //!
 //! Parts are runs of neighbouring layers, as even as can be, so that a part needs few files and a
-//! chain little before it. A joined report is the report of the undivided run but for provenance;
-//! parts that do not make up one whole are refused.
+//! chain little before it. Apart from provenance, a joined report is that of the undivided run;
+//! parts that do not belong together are refused.
 
 use std::ops::Range;
 use std::str::FromStr;
@@ -36,7 +36,7 @@ pub enum MergeError {
         first: String,
     },
     /// A part twice.
-    #[error("{file}: part {index} again, it is in {first} already")]
+    #[error("{file}: part {index} is already in {first}")]
     Overlap {
         /// The file.
         file: String,
@@ -187,7 +187,7 @@ fn badness(kernels: Option<&LayerRow>) -> u8 {
 
 /// A part of our engine that says nothing of its kernels has not run them.
 fn unsaid(question: &Question) -> Option<LayerRow> {
-    let problem = || "a part says nothing of them".to_owned();
+    let problem = || "a part does not report them".to_owned();
     (question.subject == "engine").then(|| LayerRow::not_run("kernels", None, problem()))
 }
 

@@ -1,4 +1,4 @@
-//! One layer, or one part of a layer, on inputs from outside: the bench for op fixtures and for
+//! One layer, or one part of a layer, on inputs from outside: the rig for op fixtures and for
 //! runs over single layers of a partial checkpoint.
 //!
 //! It calls the same functions as the forward pass; nothing is computed here.
@@ -15,7 +15,7 @@ use k3_core::stages::{NoStages, StageSink};
 
 /// Buffers, state and threads to run parts of a model with.
 #[derive(Debug)]
-pub struct Bench {
+pub struct Rig {
     kernels: Kernels,
     shape: Shape,
     threads: Threads,
@@ -34,8 +34,8 @@ pub struct Residual {
     pub banks: Vec<Vec<f32>>,
 }
 
-impl Bench {
-    /// A bench for chunks of at most `options.chunk_tokens` tokens.
+impl Rig {
+    /// A rig for chunks of at most `options.chunk_tokens` tokens.
     ///
     /// # Errors
     /// The threads cannot be started.
