@@ -170,7 +170,10 @@ fn engine_mutants_are_killed_in_the_layer_and_at_the_stage_of_their_clause() {
     let tiny = Tiny::open();
     let rig = Rig::open(&tiny);
     let in_a_layer = |wrong: WrongEngine| wrong.carried.is_none() && wrong.shape.is_none();
-    let mutants = mutants().into_par_iter().filter(|mutant| in_a_layer(mutant.engine()));
+    // The loader here is not the mutant's: the gate `bind` sees a tensor that was not loaded.
+    let mutants = mutants().into_par_iter().filter(|mutant| {
+        in_a_layer(mutant.engine()) && mutant.id != "k6-bias-skipped-by-the-loader"
+    });
     let fates: Vec<(EngineMutant, Fate)> =
         mutants.map(|mutant| (mutant, rig.fate(&mutant))).collect();
     assert!(fates.len() > 60);

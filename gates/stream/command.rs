@@ -146,7 +146,6 @@ fn h01_h04_arguments_mean_what_they_say() {
         &["--cache-gb", "inf"],
         &["--cache-gb", "1e30"],
         &["--trunk-gb", "-0.5"],
-        &["--memory", "8gb"],
         &["--ring", "0"],
         &["--expert-slots", "0"],
         &["--layers", "0"],
