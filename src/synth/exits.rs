@@ -28,7 +28,7 @@ impl Exits for SynthError {
             Self::NoSpace { .. } => {
                 "nothing was written; smaller: --layers, --experts, --vocab, or --sparse for holes"
             }
-            Self::Io { .. } => "whole shards are kept; the same command goes on from there",
+            Self::Io { .. } => "complete shards are kept; the same command resumes there",
             Self::ZeroBlock { .. } => "another --seed",
             Self::Config(_) | Self::Layout { .. } => "smaller sizes",
             Self::Threads(_) => "fewer --threads",
