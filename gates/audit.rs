@@ -31,7 +31,7 @@ impl Model {
         overwrite(&self.path, name, at, bytes);
     }
 
-    /// Runs `check`: code 1, and every part stands in the report.
+    /// Runs `check`: code 1, and every part is in the report.
     #[track_caller]
     fn damaged(&self, parts: &[&str]) {
         let stdout = expect(&["check", arg(&self.path)], 1).stdout;
@@ -61,7 +61,7 @@ fn a_sound_checkpoint_has_no_damage() {
     assert_eq!(verdict("sha256"), "NOT SELECTED");
 }
 
-/// C02: a pointer text, a web page and an unfinished download under a shard's name or beside it.
+/// C02: a pointer text, a web page and an unfinished download under a shard's name or next to it.
 #[test]
 fn c02_files_that_are_something_else_are_named_as_such() {
     let pointer = b"version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 12\n";

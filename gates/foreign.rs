@@ -1,4 +1,4 @@
-//! Foreign engines behind `--engine-cmd`, right and wrong.
+//! Foreign engines run by `--engine-cmd`, right and wrong.
 //!
 //! The target plays the engine itself: called with the word `engine` first, it reads a checkpoint
 //! and ids and writes logits and ids, like a program of somebody else. It can carry a mistake from

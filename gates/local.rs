@@ -1,6 +1,6 @@
 //! Local tolerances on the tiny set: right subjects of each arithmetic are within them (the
 //! reference, the oracle, the engine), they are not vacuous, a value moved by a hundredth is
-//! flagged where it stands, and every wrong formula is seen.
+//! flagged where it is, and every wrong formula is caught.
 
 use k3_core::choice::Choice as _;
 use k3_engine::kernels::table::Kernels;
@@ -148,7 +148,7 @@ fn the_reference_is_within_its_local_budgets() {
 fn the_oracle_is_within_its_local_budgets() {
     let tiny = Tiny::open();
     let mut dump = StageDump { tensors: tiny.set.stages.clone() };
-    // The logits stand in the set as its answer, of more rows than the stages.
+    // The logits are the set's answer, with more rows than the stages.
     let shape = [tiny.set.stage_rows, tiny.set.config.vocab_size];
     let logits = &tiny.set.full.logits[..shape[0] * shape[1]];
     dump.put(StageKey::model(Stage::Logits), &shape, logits);

@@ -86,7 +86,7 @@ fn the_plots_and_the_page_of_the_ladder() {
         assert!(kept.is_ok_and(|kept| kept == svg), "{name}.svg is not what is drawn now");
     }
     for outside in ["<script", "<link", "href=", "src=", "url("] {
-        assert!(!page.contains(outside), "the page stands alone, without {outside}");
+        assert!(!page.contains(outside), "the page is self-contained, without {outside}");
     }
 }
 

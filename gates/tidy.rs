@@ -171,7 +171,8 @@ fn cited_documents(text: &str) -> Vec<String> {
     named.chain(sections.map(|pair| format!("{}.md", pair[0]))).collect()
 }
 
-/// A reader who follows the citation finds it: from the root, or beside the file or above it.
+/// A reader who follows the citation finds it: from the root, or from the folder of the file or one
+/// above.
 #[test]
 fn every_document_that_is_cited_exists() {
     let mut all = Vec::new();

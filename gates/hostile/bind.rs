@@ -40,7 +40,7 @@ fn the_model_that_the_tests_damage_is_good() {
     assert_eq!(binding.model_tensors().count(), 5);
 }
 
-/// An expert is read in one piece where it lies in one piece, and only there.
+/// An expert is read in one piece if it is stored in one piece, and only then.
 #[test]
 fn contiguous_tensors_are_recognised() {
     let model = Model::small();

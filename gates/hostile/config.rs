@@ -171,7 +171,7 @@ fn h06_all_missing_fields_are_told_in_one_message() {
     );
 }
 
-/// The one problem that is found stands at `path` and says `what`.
+/// The one problem that is found is at `path` and says `what`.
 #[track_caller]
 fn only(found: &[Problem], path: &str, what: &str) {
     assert!(matches!(found, [one] if one.at == path && one.what.contains(what)), "{found:?}");

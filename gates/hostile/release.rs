@@ -58,7 +58,7 @@ fn put_sparse(folder: &Folder, file: &str, tensors: &[Zeros]) -> std::io::Result
     Ok(layout.file_bytes)
 }
 
-/// All 96 shards with no data behind their headers, and the index.
+/// All 96 shards with no data after their headers, and the index.
 fn sparse_replica(config: &Value) -> std::io::Result<(Folder, u64)> {
     let folder = Folder::new();
     let shape = ModelShape::derive(&read_config(config)).expect("shape");

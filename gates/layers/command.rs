@@ -195,8 +195,8 @@ fn a_cut_journal_is_taken_up_where_it_was() {
     }
 }
 
-/// Ctrl-C in the middle: the layers that are done stand in a valid report, and the exit code says
-/// that it is not the whole.
+/// Ctrl-C in the middle: the finished layers are in a valid report, and the exit code says that it
+/// is not the whole.
 #[test]
 fn an_interrupted_run_leaves_a_valid_partial_report() {
     use std::io::Read as _;
@@ -235,7 +235,7 @@ fn a_partial_checkpoint_is_proved_as_far_as_it_goes() {
     let run = report(&["layers", "1..3", "--model", arg(&model)], 4);
     let verdicts: Vec<Verdict> = run.rows.iter().map(|row| row.verdict).collect();
     assert_eq!(verdicts, [Verdict::Pass, Verdict::NotRun, Verdict::Pass]);
-    // Alone, what is there is a whole question.
+    // Asked for alone, the layers present are complete.
     assert_eq!(report(&["layers", "1,3", "--model", arg(&model)], 0).rows.len(), 2);
     // The shard of embedding and head is asked for by what opens and closes the model alone.
     let last = model.join("model-00006-of-000006.safetensors");
@@ -287,7 +287,7 @@ fn shipped_sets_are_held_to_the_ratchet_and_nothing_else_is() {
     assert_eq!(line, "ratchet: mild/layers@engine synthetic");
 }
 
-/// Stages that were not asked for are not missing; a question that fits no stage is.
+/// Stages that were not asked for are not missing; a pattern that matches no stage is.
 #[test]
 fn stages_that_are_not_selected_do_not_fail() {
     let model = tiny();

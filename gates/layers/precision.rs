@@ -137,7 +137,7 @@ fn a_dump_in_few_bits_passes_in_its_precision_and_in_no_finer_one() {
     expect(&[&base[..], &["--precision", "bf16"]].concat(), 2);
 }
 
-/// One more that few bits hide: 1e-3 beside the root is less than four roundings to BF16 here.
+/// One more that few bits hide: 1e-3 outside the root is less than four roundings to BF16 here.
 const HIDDEN_BY_FEW_BITS: &str = "norm-eps-outside-root-mla-q";
 
 /// Tolerances so wide that a wrong formula passes as rounding: BF16's, and those of the engine's

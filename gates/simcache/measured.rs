@@ -1,4 +1,4 @@
-//! What is wrong with a measured table is said by name.
+//! Each fault of a measured table is reported by name.
 
 use k3_simcache::measured::{parse, read};
 use k3_simcache::study::{StudyError, run};

@@ -258,7 +258,7 @@ fn damaged_inputs_are_named() {
     assert!(run(&tiny(), &["--load-state", "/nonexistent"]).contains("/nonexistent"));
 }
 
-/// H05: whoever closes the pipe early is not told off.
+/// H05: closing the pipe early is not an error.
 #[test]
 fn h05_a_closed_pipe_is_quiet() {
     let output = read_and_close(&mut generate(&["--gen", "3", "--format", "json"]), 0);
@@ -302,8 +302,8 @@ fn h01_text_is_refused_with_what_to_give_instead() {
     }
 }
 
-/// The page stands alone and shows what the report holds: every step with its id, every component,
-/// the peak beside the plan.
+/// The page is self-contained and shows the whole report: every step with its id, every component,
+/// the peak next to the plan.
 #[test]
 fn the_page_of_a_run_shows_steps_and_memory() {
     let folder = tempfile::tempdir().unwrap();

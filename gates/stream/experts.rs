@@ -109,7 +109,7 @@ fn counters_are_those_of_a_replay_of_the_runs_trace() {
     }
 }
 
-/// A trace that cannot be written ends the run; nothing goes on without it in silence.
+/// A trace that cannot be written ends the run; it never continues silently without one.
 #[test]
 fn a_full_disk_under_the_trace_ends_the_run() {
     let files = open(&tiny(), None);
@@ -129,7 +129,7 @@ fn a_full_disk_under_the_trace_ends_the_run() {
 }
 
 /// E11: an expert that cannot be read: alone and in a batch alike, an error, never its neighbour's
-/// bytes; and the cache, whose table now says too much, serves nobody any more.
+/// bytes; and the cache, whose table is now wrong, serves no further requests.
 #[test]
 fn e11_an_unreadable_expert_fails_alone_and_in_a_batch() {
     let files = open(&tiny(), None);
@@ -167,7 +167,7 @@ fn e11_an_unreadable_expert_fails_alone_and_in_a_batch() {
     assert!(cache().experts(layer + 1, &[0, 1]).is_ok());
 }
 
-/// E11: memory that nobody wrote shows: buffers full of NaN change no bit.
+/// E11: memory that was never written shows: buffers full of NaN change no bit.
 #[test]
 fn e11_no_scratch_is_read_before_it_is_written() {
     let files = open(&tiny(), None);
@@ -230,8 +230,8 @@ fn e11_no_scratch_is_read_before_it_is_written() {
     assert!(bits(&logits) == expected);
 }
 
-/// Two sequences on two threads share a cache of few slots and a ring: nobody waits for ever, and
-/// nobody gets the other's weights.
+/// Two sequences on two threads share a cache of few slots and a ring: neither waits forever, and
+/// neither gets the other's weights.
 #[test]
 fn two_threads_share_ring_and_cache() {
     let files = open(&tiny(), None);

@@ -1,5 +1,5 @@
 //! Ctrl-C and SIGTERM, really sent: one line that says how far it came, exit code 4, nothing
-//! half-written, and what can be gone on with.
+//! half-written, and outputs that a later run can resume from.
 
 use std::fs;
 use std::io::{BufRead as _, BufReader, Read as _};
@@ -77,8 +77,8 @@ fn an_interrupted_generate_says_how_far_it_came() {
     }
 }
 
-/// With a state to be saved the pass in hand is finished, and the state goes on with the ids of a
-/// run that was never stopped.
+/// With a state to be saved the current pass is completed, and the state continues with the ids of
+/// a run that was never stopped.
 #[test]
 fn an_interrupted_run_goes_on_from_its_state() {
     let (folder, state) = scratch("state");
@@ -97,11 +97,11 @@ fn an_interrupted_run_goes_on_from_its_state() {
     assert_eq!(whole.stdout, format!("{chosen},{more}"));
 }
 
-/// A pack that is interrupted is no pack, and the same command goes on from there.
+/// An interrupted pack is not a pack, and the same command resumes it.
 #[test]
 fn an_interrupted_pack_is_gone_on_from() {
     let folder = tempfile::tempdir().unwrap();
-    // Every layer is synced to the disk: with this many the signal meets one at work.
+    // Every layer is synced to the disk: with this many the signal arrives during one.
     let model = folder.path().join("model");
     let mut synth = binary();
     synth.arg("synth").arg(&model);
@@ -137,7 +137,7 @@ fn an_interrupted_pack_is_gone_on_from() {
     assert!(met > 0, "no signal met a pack at work");
 }
 
-/// A ladder passes the signal on to the run in hand and leaves no table.
+/// A bench passes the signal on to the current run and writes no table.
 #[test]
 fn an_interrupted_ladder_leaves_no_table() {
     let folder = tempfile::tempdir().unwrap();
@@ -152,7 +152,7 @@ fn an_interrupted_ladder_leaves_no_table() {
     assert_eq!(names_in(folder.path()), ["ladder.trace"], "the first run's, whole");
 }
 
-/// The first signal waits for the pass in hand, since a state is asked for; the second does not.
+/// The first signal waits for the current pass, since a state is to be saved; the second does not.
 #[test]
 fn a_second_signal_ends_at_once() {
     let folder = tempfile::tempdir().unwrap();

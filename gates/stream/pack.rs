@@ -1,4 +1,4 @@
-//! Packs: alignment, resuming, and every way a manifest can lie.
+//! Packs: alignment, resuming, and every way a manifest can be wrong.
 
 use std::fs;
 use std::ops::ControlFlow;
@@ -122,8 +122,8 @@ fn e08_a_stale_pack_and_cut_data_are_refused() {
     assert!(text.contains("the data has 20480"), "{text}");
 }
 
-/// A pack that was interrupted goes on where it was, whatever it left; what it left is not
-/// believed when it does not fit its hash.
+/// An interrupted pack resumes where it stopped, whatever it left; what it left is not believed
+/// when it does not fit its hash.
 #[test]
 fn an_interrupted_pack_is_taken_up_and_checked() {
     let whole = packed(&tiny());
@@ -160,7 +160,7 @@ fn an_interrupted_pack_is_taken_up_and_checked() {
     assert_eq!(left.len(), 2, "{left:?}");
 }
 
-/// A kill at any moment leaves no pack, a part to go on from, or a whole pack.
+/// A kill at any moment leaves no pack, a part to resume from, or a whole pack.
 #[test]
 fn a_killed_pack_leaves_nothing_half_made() {
     let folder = tempfile::tempdir().unwrap();

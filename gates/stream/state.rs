@@ -79,7 +79,7 @@ fn loaded(path: &Path, ours: &Header) -> Result<(), String> {
     let saved = SavedState::open(path).map_err(|error| error.to_string())?;
     saved.check(ours).map_err(|error| error.to_string())?;
     let read = saved.load_into(&mut state).map_err(|error| error.to_string());
-    // A state that failed to load is marked: the engine will not go on with it.
+    // A state that failed to load is marked: the engine will not continue from it.
     assert_eq!(state.interrupted, read.is_err());
     read
 }
@@ -135,7 +135,7 @@ fn g05_every_bad_state_is_refused() {
     assert!(stderr.contains("refused"), "{stderr}");
 }
 
-/// G05: what was saved goes on as if it had never stopped, and the prompt costs no layer again.
+/// G05: a saved sequence continues as if it had never stopped, and the prompt is not recomputed.
 #[test]
 fn g05_a_restored_run_goes_on_in_the_same_bits() {
     let folder = tempfile::tempdir().unwrap();

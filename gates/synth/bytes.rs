@@ -22,8 +22,8 @@ fn threads_change_no_byte() {
     assert!(made[0] == made[1] && made[1] == made[2]);
 }
 
-/// A run that goes on after an interruption must end with the same bytes, leave whole shards
-/// alone, and take nothing of a part for done.
+/// A run that resumes after an interruption must end with the same bytes, leave whole shards alone,
+/// and take nothing of a part for done.
 #[test]
 fn an_interrupted_run_goes_on() {
     let folder = tempfile::tempdir().unwrap();
@@ -37,7 +37,7 @@ fn an_interrupted_run_goes_on() {
     for name in ["config.json", "model.safetensors.index.json"] {
         std::fs::remove_file(out.join(name)).unwrap();
     }
-    // What a killed run leaves: the head of a shard, zeros behind it.
+    // What a killed run leaves: the head of a shard, followed by zeros.
     std::fs::rename(shard(7), shard(7).with_extension("safetensors.part")).unwrap();
     let mut part = std::fs::OpenOptions::new();
     let name = shard(7).with_extension("safetensors.part");
@@ -113,7 +113,7 @@ fn the_layout_is_that_of_the_release() {
         let mut ids: Vec<TensorId> = trunk.iter().map(|(_, id)| *id).collect();
         ids.sort_unstable();
         if layer == 0 {
-            // Its unused weights lie in between and are bound to nothing.
+            // Its unused weights are in between and are not bound.
             trunk.clear();
         } else {
             let (shard, range) = checkpoint.contiguous(&ids).expect("one run");

@@ -1,4 +1,4 @@
-//! What the command refuses, how, and that it leaves nothing behind; the report.
+//! What the command refuses and how, leaving no files; the report.
 
 use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
@@ -62,7 +62,7 @@ fn a_write_that_fails_leaves_nothing_half_written() {
     expect(&out, "--layers 2 --probe 0", 0);
 }
 
-/// Nothing that is there is overwritten, whoever made it.
+/// No existing file is overwritten, whatever made it.
 #[test]
 fn existing_files_are_refused_and_left_alone() {
     let (folder, file) = scratch("file");

@@ -69,7 +69,7 @@ impl Model {
     }
 }
 
-/// Where the oracle's ids lie in [`Model::spread`].
+/// Where the oracle's ids are in [`Model::spread`].
 fn spread(ids: &[u32]) -> Vec<u32> {
     ids.iter().map(|id| 1000 + 500 * id).collect()
 }
@@ -195,7 +195,7 @@ fn whose_vocabulary() {
     assert!(stderr.contains("hint: --tokenizer DIR"), "{stderr}");
 }
 
-/// A run that fails on the way: what has streamed stands, one error line, the code as before.
+/// A run that fails on the way: the streamed text remains, one error line, the exit code as before.
 #[test]
 fn what_has_streamed_stands() {
     let model = Model::bytes();

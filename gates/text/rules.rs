@@ -68,8 +68,8 @@ fn d01_the_work_is_linear() {
     assert!(twice <= 2 * once + 64, "{once} {twice}");
 }
 
-/// D01: parts handed to the crate are of bounded length however the white space lies, and joined
-/// they give the pieces of the whole.
+/// D01: parts handed to the crate are of bounded length however the white space is placed, and
+/// joined they give the pieces of the whole.
 #[test]
 fn d01_parts_are_short_and_change_nothing() {
     let lines = "\u{3002}\n\u{3000}\u{3000}\u{8a71}\u{8aaa}\u{3000}\r\n".repeat(400);
@@ -155,7 +155,7 @@ fn d07_no_slash_in_the_tail() {
     assert_eq!(plain(&tokenizer, "}\n///"), [125, 10, 47, 47, 47]);
 }
 
-/// D08: Han runs come first, the ideographic full stop takes the line ends behind it.
+/// D08: Han runs come first, the ideographic full stop takes the line ends after it.
 #[test]
 fn d08_han() {
     cut(&["\u{3002}\n\n", "\u{3000}", "\u{3000}", "\u{8a71}\u{8aaa}"]);

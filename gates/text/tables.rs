@@ -93,7 +93,7 @@ fn markers(text: &str) -> Result<Markers, Malformed> {
     Markers::parse(text.as_bytes(), Path::new("tokenizer_config.json"), 163_584)
 }
 
-/// The table of markers, one damage at a time; what is right beside it is taken.
+/// The table of markers, one damage at a time; the valid variant next to it is accepted.
 #[test]
 fn d13_the_table_of_markers() {
     let entry = |id: &str, entry: &str| format!(r#"{{"added_tokens_decoder":{{"{id}":{entry}}}}}"#);
@@ -147,7 +147,7 @@ fn names_at_the_limit_are_found_and_more_are_refused() {
     assert!(error.to_string().contains("at most 256 markers, got 300"), "{error}");
 }
 
-/// Of several markers at one place the longest is taken, and those of a small table may lie right
+/// Of several markers at one place the longest is taken, and those of a small table may be right
 /// above its ranks.
 #[test]
 fn the_longest_marker_wins() {

@@ -24,7 +24,7 @@ pub const PRESETS: [Preset; 6] = [
     Preset { name: "max", trunk_gb: 110.0, expert_gb: 109.0 },
 ];
 
-/// The preset that takes what there is.
+/// The preset that uses all available memory.
 pub const AUTO: &str = "auto";
 
 /// The preset that streams the vocabulary too.

@@ -7,7 +7,7 @@
 
 use serde::Serialize;
 
-/// What a difference is held against.
+/// The tolerance of a comparison.
 #[derive(Debug, Clone, PartialEq)]
 pub enum Tolerance {
     /// Equal bits (as f64; +0 and −0 differ).

@@ -41,7 +41,7 @@ impl Exits for PackError {
     }
 
     fn hint(&self) -> Option<&'static str> {
-        Some("what has been packed so far is kept; the same command goes on from there")
+        Some("the layers packed so far are kept; the same command resumes there")
     }
 }
 

@@ -151,7 +151,7 @@ impl Model {
         &self.layers
     }
 
-    /// What stands after the last layer.
+    /// The weights after the last layer.
     #[must_use]
     pub fn closing(&self) -> &ClosingWeights {
         &self.closing

@@ -42,7 +42,7 @@ pub fn right(head: &str, width: usize) -> Column {
     Column { head: head.to_owned(), width, align: Align::Right }
 }
 
-/// Cells, and what is said below them.
+/// Cells, and lines below them.
 #[derive(Debug, Clone, Default)]
 pub struct Row {
     /// One per column.

@@ -235,7 +235,7 @@ pub fn replay(
     let plan = PrefetchPlan { count: plan.count.min(slot_count), ..plan };
     let mut history = History::new(workload);
     let mut counts = PrefetchCounts::default();
-    // Read ahead for the layer at hand and not asked for yet; thrown out to read ahead.
+    // Read ahead for the current layer and not requested yet; evicted to read ahead.
     let (mut waiting, mut thrown_out) = (vec![false; experts], vec![false; experts]);
     for visit in visits(workload) {
         let groups = &workload.groups[visit];

@@ -78,7 +78,7 @@ pub struct TraceSummary {
 /// In which order the trace asks.
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct OrderReport {
-    /// What was asked for.
+    /// The request.
     pub asked: Order,
     /// What the order is, with the evidence, per file.
     pub recognition: Vec<Recognition>,

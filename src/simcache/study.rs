@@ -331,7 +331,7 @@ fn table_grid(trace: &Trace, plan: &StudyPlan) -> Vec<usize> {
 }
 
 /// The table's capacities and those that limits need: the least an engine can work with, and what
-/// is left beside the whole trunk.
+/// is left besides the whole trunk.
 fn replay_grid(
     table: &[usize],
     trace: &Trace,

@@ -26,7 +26,7 @@ impl Exits for SynthError {
             Self::NoSpace(_) => {
                 "nothing was written; smaller: --layers, --experts, --vocab, or --sparse for holes"
             }
-            Self::Io(_) => "whole shards are kept; the same command goes on from there",
+            Self::Io(_) => "complete shards are kept; the same command resumes there",
             Self::ZeroBlock(_) => "another --seed",
             Self::Config(_) | Self::Layout(_) => "smaller sizes",
             Self::Threads(_) => "fewer --threads",

@@ -238,7 +238,7 @@ impl SynthModel {
 }
 
 /// Where the control ids begin: the release keeps the last 256 ids for them; a vocabulary that
-/// would then lack single bytes has its control ids right behind those, and a still smaller one
+/// would then lack single bytes has its control ids right after those, and a still smaller one
 /// begins with them.
 fn first_control_id(vocab: usize) -> usize {
     match vocab.checked_sub(CONTROL_IDS) {
@@ -446,7 +446,7 @@ mod tests {
         assert_eq!(mla(Preset::Tiny, Some(1)), [0; 0]);
     }
 
-    /// Control ids lie inside every vocabulary, and where the release has them in its own.
+    /// Control ids are inside every vocabulary, and where the release has them in its own.
     #[test]
     fn control_ids_fit_the_vocabulary() {
         for vocab in [4, 5, 256, 259, 260, 320, 511, 512, 513, 4096, MAX_SIZE] {

@@ -9,7 +9,7 @@ use k3_render::{Document, Table};
 /// Schema name and version of the JSON report.
 pub const SCHEMA: &str = "k3-verify/synth/1";
 
-/// What was made.
+/// The checkpoint written.
 #[derive(Debug, Clone, Serialize)]
 pub struct SynthReport {
     /// [`SCHEMA`].

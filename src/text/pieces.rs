@@ -5,9 +5,9 @@ use std::ops::Range;
 use regex::Regex;
 
 /// The released split pattern, verbatim: Han runs first, then words (case classes without Han, an
-/// optional character before, a contraction after), one to three digits, punctuation with the
-/// line ends behind it, line ends, white space. Unlike its relative o200k it takes no `/` into
-/// the tail of punctuation.
+/// optional character before, a contraction after), one to three digits, punctuation with the line
+/// ends after it, line ends, white space. Unlike its relative o200k it takes no `/` into the tail
+/// of punctuation.
 pub const SPLIT_PATTERN: &str = concat!(
     r"[\p{Han}]+|",
     r"[^\r\n\p{L}\p{N}]?[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}&&[^\p{Han}]]*",
@@ -74,7 +74,7 @@ fn before_a_word(text: &str, found: Range<usize>) -> Range<usize> {
 ///
 /// A cut may be made before white space that is no line end and comes after something else: no
 /// alternative takes both, none looks back, and the one that looks ahead takes white space only.
-/// And behind the last line end of white space: with a line end in it, `\s*[\r\n]+` is what takes
+/// And after the last line end of white space: with a line end in it, `\s*[\r\n]+` is what takes
 /// it, and that ends there.
 pub fn apart(text: &str, least_bytes: usize) -> impl Iterator<Item = &str> {
     let mut rest = text;

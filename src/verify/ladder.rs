@@ -79,7 +79,7 @@ pub struct Ladder {
     /// The fixtures that ship and the kernel cases among them; none on other evidence.
     shipped: Option<(Fixtures, Result<KernelFixtures, String>)>,
     sets: Vec<SetState>,
-    /// Who is judged; the subjects that ship if nobody is named.
+    /// The judged subjects [default: those that ship].
     subjects: Vec<Box<dyn SubjectSource>>,
     only: Option<Glob>,
     mla_norm_eps: f64,
@@ -199,7 +199,7 @@ impl Ladder {
         self
     }
 
-    /// Runs on so many threads, at least 1; without it, on as many as the process may use.
+    /// Sets the number of threads, at least 1 [default: as many as the process may use].
     #[must_use]
     pub fn threads(mut self, threads: usize) -> Self {
         self.threads = threads;

@@ -73,7 +73,7 @@ impl NoiseFloor {
         Self::measure_from(&plain, folder, mla_norm_eps, ids, precision)
     }
 
-    /// [`NoiseFloor::measure`] where the plain run's stages are at hand, all of them.
+    /// [`NoiseFloor::measure`] from the stages of a plain run, all of them.
     ///
     /// # Errors
     ///
@@ -194,7 +194,7 @@ pub enum FloorError {
     NoSteadySet(&'static str),
 }
 
-/// The floors of the sets that ship: what is assumed for a model that is not at hand.
+/// The floors of the shipped sets, assumed for a model that is not available.
 #[derive(Debug, Clone, PartialEq)]
 pub struct ShippedFloors {
     /// What activations were rounded to.

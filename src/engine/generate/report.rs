@@ -33,7 +33,7 @@ pub struct StepRow {
 }
 
 impl StepRow {
-    /// The step table that is shown while the run goes on, without rows.
+    /// The step table that is shown during the run, without rows.
     #[must_use]
     pub fn live_table() -> Table {
         let columns = [("step", 6), ("id", 7), ("seconds", 9), ("hit %", 6), ("read", 12)];

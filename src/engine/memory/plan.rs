@@ -17,7 +17,7 @@ pub const TOLERATED_SHARE: f64 = 0.05;
 /// … or by this much, whichever is more: the allocator's and the threads' own.
 pub const TOLERATED_BYTES: u64 = 64_000_000;
 
-/// Slots a ring has when nobody says: one in use, one being filled.
+/// Default slots of a ring: one in use, one being filled.
 const DEFAULT_RING_SLOTS: usize = 2;
 
 /// What a run needs, before anything is chosen. All sizes in bytes.
@@ -47,7 +47,7 @@ pub struct Demand {
     pub streams_vocabulary: bool,
 }
 
-/// What was asked for; what is absent is chosen.
+/// The requested split; absent fields are chosen.
 #[derive(Debug, Clone, Copy, Default, PartialEq)]
 pub struct Wishes {
     /// Bytes for the trunk: pinned layers and ring.
@@ -78,7 +78,7 @@ pub struct MemoryPlan {
     pub components: Vec<Component>,
     /// Sum of the lines.
     pub total_bytes: u64,
-    /// What the run was allowed; `None` where nobody says.
+    /// The memory limit of the run; `None` if none was given.
     pub limit_bytes: Option<u64>,
     /// Layers in memory.
     pub pinned_layers: Vec<usize>,

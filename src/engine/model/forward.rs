@@ -66,7 +66,7 @@ pub(super) struct Pass<'a> {
     pub tokens: usize,
     /// Position of its first token.
     pub position: usize,
-    /// The layer at work.
+    /// The current layer.
     pub layer: usize,
 }
 

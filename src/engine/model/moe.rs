@@ -49,7 +49,7 @@ pub trait ExpertSource: Send + Sync + std::fmt::Debug {
     /// distinct expert in exactly one. By default in rising id.
     ///
     /// # Errors
-    /// The source cannot go on.
+    /// The source cannot continue.
     fn batches(
         &self,
         _layer: usize,

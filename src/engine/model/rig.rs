@@ -1,5 +1,5 @@
-//! One layer, or one part of a layer, on inputs from outside: the rig for op fixtures and for
-//! runs over single layers of a partial checkpoint.
+//! A rig that runs one layer, or one part of a layer, on given inputs: for op fixtures and for
+//! single layers of a partial checkpoint.
 //!
 //! It calls the same functions as the forward pass; nothing is computed here.
 

@@ -2,7 +2,7 @@
 
 use k3_core::stages::{Stage, StageKey, StageSink};
 
-/// The sink together with the layer that is at work.
+/// The sink together with the current layer.
 pub(super) struct StageOutput<'a> {
     pub sink: &'a mut dyn StageSink,
     /// Zero-based layer, `None` outside the layers.

@@ -44,7 +44,7 @@ pub struct State {
     pub mla: Vec<LatentCache>,
     /// Positions fed so far.
     pub position: usize,
-    /// Set while a call is at work; still set afterwards only if that call failed.
+    /// Set during a call; still set afterwards only if that call failed.
     pub interrupted: bool,
 }
 

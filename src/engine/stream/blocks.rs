@@ -109,7 +109,7 @@ impl Pool {
         self.returned.notify_all();
     }
 
-    /// Whoever waits for a buffer, or will, gets none.
+    /// Current and later waits for a buffer get none.
     pub fn close(&self) {
         self.lock().closed = true;
         self.returned.notify_all();
@@ -130,7 +130,7 @@ impl Slot {
         Self { buffer: Some(buffer), home: Some(Arc::clone(home)) }
     }
 
-    /// A buffer that is freed when nobody needs it.
+    /// A buffer that is freed when its last user drops it.
     #[must_use]
     pub fn owned(buffer: Buffer) -> Self {
         Self { buffer: Some(buffer), home: None }

@@ -80,7 +80,7 @@ struct CacheState {
     /// By slot.
     resident: Vec<Option<Arc<Expert>>>,
     recorder: Option<Recorder>,
-    /// Why the cache cannot go on.
+    /// Why the cache cannot continue.
     failed: Option<String>,
     reads: u64,
     counters: ExpertCounters,

@@ -36,7 +36,7 @@ pub struct NoFaults;
 
 impl FaultHooks for NoFaults {}
 
-/// A mutant: the reader goes on to the next layer in the slot that is in use.
+/// A mutant: the reader reads the next layer into the slot that is in use.
 #[derive(Debug, Clone, Copy)]
 pub struct RingSlotOverwritten {
     /// Streamed layers.

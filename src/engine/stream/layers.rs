@@ -102,7 +102,7 @@ struct Ring {
 struct RingState {
     /// Layers that have been read, or failed, in order.
     ready: VecDeque<(usize, Result<Slot, StreamError>)>,
-    /// The place the reader is at work on.
+    /// The place the reader is filling.
     reading: Option<usize>,
     /// The place it takes next; none before the first request and after a failure.
     next: Option<usize>,

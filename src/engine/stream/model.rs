@@ -277,7 +277,7 @@ impl ModelFiles {
     }
 }
 
-/// Binds what there is and refuses what the first `layers` layers lack.
+/// Binds the tensors present and refuses if the first `layers` layers lack any.
 fn bind_prefix(
     checkpoint: &Checkpoint,
     config: &RawConfig,

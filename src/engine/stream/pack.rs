@@ -114,7 +114,7 @@ fn io_error(path: &Path, reason: io::Error) -> PackError {
     Problem::whole(reason).in_file(path).into()
 }
 
-/// Who is told how far a pack is, and says whether to go on.
+/// Receives the progress of a pack, and returns whether to continue.
 pub type Told<'a> = &'a mut dyn FnMut(Progress) -> ControlFlow<()>;
 
 /// Packs the trunk of a complete checkpoint into `folder`.
@@ -226,7 +226,7 @@ fn plan(runs: &[Run], identity: Identity) -> Manifest {
 }
 
 /// How many layers an interrupted pack of the same checkpoint has left; their hashes are taken
-/// over, and held against the file at the end.
+/// over, and compared with the file at the end.
 fn resume(folder: &Path, manifest: &mut Manifest) -> Result<usize, PackError> {
     let path = folder.join(PART_MANIFEST);
     let part = folder.join(format!("{}.part", manifest.data));
@@ -234,7 +234,7 @@ fn resume(folder: &Path, manifest: &mut Manifest) -> Result<usize, PackError> {
     let Ok(text) = fs::read(&path) else {
         return Ok(0);
     };
-    // One that cannot be read, or of another checkpoint, is no start to go on from.
+    // One that cannot be read, or of another checkpoint, cannot be resumed.
     let Ok(left) = serde_json::from_slice::<Manifest>(&text) else {
         return Ok(0);
     };

@@ -168,7 +168,7 @@ pub struct Skipped {
 }
 
 impl LocalStage {
-    /// Holds the subject's values of this stage against the expected ones and their bounds. A
+    /// Compares the subject's values of this stage with the expected ones, within their bounds. A
     /// stage that the dump lacks, another shape, and a bound that is infinite never pass.
     #[must_use]
     pub fn judge(&self, dump: &StageDump) -> Comparison {

@@ -43,7 +43,7 @@ pub struct SubjectResidual {
 }
 
 impl SubjectResidual {
-    /// A running sum and banks at hand, for example carried from one layer to the next.
+    /// A given running sum and banks, for example carried from one layer to the next.
     #[must_use]
     pub fn carried(residual: &Residual) -> Self {
         let exact = |rows: &Rows| Ok(rows.mapv(Bounded::exact));

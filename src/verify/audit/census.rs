@@ -134,7 +134,7 @@ pub struct LayerRow {
     pub layer: usize,
     /// `KDA` or `MLA`, by the config.
     pub attention: &'static str,
-    /// The same by the tensors that are there; none where neither mark is.
+    /// The same by the tensors present; none if neither mark is found.
     pub attention_by_tensors: Option<&'static str>,
     /// `dense` or `MoE`.
     pub mlp: &'static str,
@@ -165,7 +165,7 @@ pub struct Census {
     pub absent: u64,
     /// Of these, tensors outside the layers, by name.
     pub absent_outside_layers: Vec<String>,
-    /// Another dtype, shape or attention than the config implies; names nobody knows.
+    /// Another dtype, shape or attention than the config implies; unknown names.
     pub problems: Findings,
 }
 

@@ -42,7 +42,7 @@ pub fn differing_fields(ours: &RawConfig, theirs: &RawConfig) -> Vec<String> {
         .collect()
 }
 
-/// Compares every tensor that either reader knows. Tensors in missing shards are nobody's.
+/// Compares every tensor that either reader knows. Tensors in missing shards are skipped.
 ///
 /// # Errors
 /// What the engine's reader says when it cannot read; the reference's failures are findings.

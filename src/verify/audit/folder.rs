@@ -106,7 +106,7 @@ pub fn published() -> Result<Vec<(String, u64)>, SynthError> {
     (0..layout.shard_count()).map(size).collect()
 }
 
-/// Holds the shards that are there against the published sizes; gives the absent ones too.
+/// Compares the shards present with the published sizes; returns the absent ones too.
 #[must_use]
 pub fn compare_sizes(files: &Files, published: &[(String, u64)]) -> (Findings, Vec<String>) {
     let (mut findings, mut absent) = (Findings::default(), Vec::new());

@@ -159,7 +159,7 @@ pub fn id_list(ids: &[u32]) -> String {
     }
 }
 
-/// Whether bytes begin as a safetensors file does: a header length that fits, then a brace.
+/// Whether bytes begin as a safetensors file does: a plausible header length, then a brace.
 #[must_use]
 pub fn looks_like_safetensors(bytes: &[u8]) -> bool {
     let Some((length, rest)) = bytes.split_first_chunk::<8>() else {

@@ -217,7 +217,7 @@ mod tests {
         assert_eq!(comparison.relative_to_largest, 0.25);
     }
 
-    /// Within the tolerance the choice may differ, and then it is said to be a near tie.
+    /// Within the tolerance the choice may differ, and is then reported as a near tie.
     #[test]
     fn another_choice_passes_only_as_a_near_tie() {
         let expected = [1.0, 1.15, 0.0];

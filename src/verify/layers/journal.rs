@@ -27,10 +27,10 @@ pub const JOURNAL: &str = "journal.jsonl";
 /// File name of the chain.
 const CHAIN: &str = "chain.safetensors";
 
-/// What has to be equal for a run to go on.
+/// Everything that has to be equal for a run to resume.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Header {
-    /// What was asked.
+    /// The request.
     pub question: Question,
     /// Which bytes the subject read.
     pub sources: Sources,

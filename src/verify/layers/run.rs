@@ -96,7 +96,7 @@ pub enum Subject {
     Dump(Box<DumpSubject>),
 }
 
-/// A run that cannot go on.
+/// A run that cannot continue.
 #[derive(Debug, Error)]
 pub enum RunError {
     /// The engine cannot load or run a layer.
@@ -302,7 +302,7 @@ impl Run<'_> {
             }
             let weights = LayerWeights::load(&self.reader, &pass, chain.next)?;
             let mut state = weights.new_state(self.judge.config);
-            // As where the layer is judged: the chain goes on from what an f32 engine is fed.
+            // As where the layer is judged: the chain continues from the input of an f32 engine.
             let mut residual = in_f32(chain.residual.as_ref().unwrap_or(&Residual::default()));
             weights.forward(&pass, &mut residual, 0, &mut state, &mut NoStages)?;
             (chain.next, chain.residual) = (chain.next + 1, Some(residual));

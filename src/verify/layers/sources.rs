@@ -13,7 +13,7 @@ use k3_checkpoint::identity::shard_identity;
 use k3_checkpoint::plan::{visit_layer, visit_model};
 use k3_checkpoint::{Checkpoint, ModelShape, ReadError};
 
-/// What was read, by digest. What a shard's digest sees and does not see stands in
+/// The files read, by digest. What a shard's digest covers is described in
 /// [`k3_checkpoint::identity`].
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Sources {

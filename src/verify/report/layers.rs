@@ -65,7 +65,7 @@ pub struct StageRow {
     /// Rows in which two experts inside the band changed places.
     #[serde(skip_serializing_if = "is_zero", default)]
     pub ties: usize,
-    /// End to end, where there is an f64 chain to hold it against.
+    /// End to end, if there is an f64 chain to compare with.
     #[serde(skip_serializing_if = "Option::is_none", default)]
     pub chained: Option<Chained>,
 }
@@ -179,7 +179,7 @@ impl LayerRow {
     }
 }
 
-/// What was asked. Parts of one run have equal questions.
+/// The request. Parts of one run have equal requests.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
 pub struct Question {
     /// Version of this program.
@@ -250,7 +250,7 @@ pub struct LayersReport {
     pub schema: String,
     /// The process exit code.
     pub exit_code: u8,
-    /// What was asked.
+    /// The request.
     pub question: Question,
     /// Which bytes the subject read.
     pub sources: Sources,

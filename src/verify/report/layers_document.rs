@@ -1,4 +1,4 @@
-//! The report of `layers` for people. Its rows can be shown while the run goes on.
+//! The report of `layers` for people. Its rows can be shown during the run.
 
 use super::layers::{Element, LayerRow, LayersReport, row_name};
 use crate::outcome::Verdict;

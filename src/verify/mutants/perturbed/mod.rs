@@ -113,7 +113,7 @@ impl Delta {
         work()
     }
 
-    /// δ of the perturbed kernels at work on this thread.
+    /// δ of the perturbed kernels on this thread.
     fn here() -> Self {
         HERE.get()
     }
