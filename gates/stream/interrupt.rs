@@ -129,7 +129,7 @@ fn an_interrupted_pack_is_gone_on_from() {
         let mut again = binary();
         let again = expect_of(again.arg("pack").arg(&model).arg(&out), 0);
         if output.status.code() == Some(4) {
-            assert!(again.stderr.contains("from an interrupted run"));
+            assert!(again.stderr.contains("by an interrupted run"));
         }
         Pack::open(&out).unwrap();
         assert_eq!(names_in(&out).len(), 2, "{:?}", names_in(&out));
