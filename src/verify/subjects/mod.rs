@@ -13,9 +13,10 @@ use std::collections::BTreeSet;
 use super::kill_matrix::Mutant;
 use super::registry::Needs;
 use super::subject::{
-    Answer, KernelCase, Logits, Opening, Precision, Sequence, Subject, SubjectError, SubjectSource,
+    Answer, Generation, KernelCase, Logits, Opening, Precision, Sequence, Subject, SubjectError,
+    SubjectSource,
 };
-use k3_core::stages::StageSink;
+use k3_core::stages::{NoStages, StageSink};
 use k3_reference as reference;
 use k3_reference::rounding::RoundedStages;
 use k3_reference::{Formulas, RELEASED, ReferenceError};
@@ -141,6 +142,29 @@ struct ReferenceSubject {
 impl Subject for ReferenceSubject {
     fn sequence(&self) -> Box<dyn Sequence + '_> {
         Box::new(self.model.sequence_with(&self.stages))
+    }
+
+    /// The rounded one promises no bits: what it carries is judged by what it decodes.
+    fn generate(&self, prompt: &[u32], count: usize) -> Option<Result<Generation, SubjectError>> {
+        let decode = || {
+            let mut sequence = self.sequence();
+            let mut last = sequence.feed(prompt, &mut NoStages)?;
+            let mut ids = Vec::with_capacity(count);
+            let mut logits = Logits { rows: 0, vocabulary: last.vocabulary, values: Vec::new() };
+            while ids.len() < count {
+                logits.values.extend_from_slice(last.row(last.rows - 1));
+                logits.rows += 1;
+                let Some(id) = last.argmax(last.rows - 1) else {
+                    return Err(SubjectError::Failed("no finite maximum".to_owned()));
+                };
+                ids.push(id);
+                if ids.len() < count {
+                    last = sequence.feed(&[id], &mut NoStages)?;
+                }
+            }
+            Ok(Generation { ids, logits })
+        };
+        (self.stages.0 != Precision::F64).then(decode)
     }
 
     fn loaded(&self) -> Option<BTreeSet<String>> {
