@@ -115,7 +115,7 @@ fn parts_make_up_the_undivided_report_or_are_refused() {
     let gap = expect(&["merge", &one, &two, &four], 4).stderr;
     assert!(gap.contains("parts missing: 1 of 4: [3]"), "{gap}");
     let overlap = expect(&["merge", &one, &two, &three, &three, &four], 3).stderr;
-    assert!(overlap.contains("part 3 again"), "{overlap}");
+    assert!(overlap.contains("part 3 is already in"), "{overlap}");
     let chained = arg(&folder.path().join("chain/3-of-4")).to_owned();
     let input = expect(&["merge", &one, &two, &chained, &four], 3).stderr;
     assert!(input.contains("the input differs"), "{input}");

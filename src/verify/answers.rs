@@ -22,11 +22,8 @@ pub enum AnswerError {
     #[error(transparent)]
     Reference(#[from] ReferenceError),
     /// Logits that choose nothing.
-    #[error("position {position}: the logits are not finite")]
-    NotFinite {
-        /// From 0.
-        position: usize,
-    },
+    #[error("position {0}: the logits are not finite")]
+    NotFinite(usize),
     /// The tensors cannot be encoded.
     #[error("expected.safetensors: {0}")]
     Encode(#[from] safetensors::SafeTensorError),
@@ -88,11 +85,11 @@ impl Answers {
         for _ in 0..count {
             let row = &logits[logits.len() - width..];
             let position = logits.len() / width - 1;
-            let id = argmax(row).ok_or(AnswerError::NotFinite { position })?;
+            let id = argmax(row).ok_or(AnswerError::NotFinite(position))?;
             greedy_ids.push(id);
             logits.extend(sequence.feed(&[id], &mut kept)?.values);
         }
-        let choice = |(position, row)| argmax(row).ok_or(AnswerError::NotFinite { position });
+        let choice = |(position, row)| argmax(row).ok_or(AnswerError::NotFinite(position));
         let argmax = logits.chunks(width).enumerate().map(choice);
         let argmax = argmax.collect::<Result<Vec<u32>, _>>()?;
         Ok(Self {

@@ -11,8 +11,9 @@ use serde::Deserialize;
 use thiserror::Error;
 
 use crate::subject::{Opening, argmax};
-use crate::tensor_file::{TensorFileError, TensorValues, read_tensors};
+use crate::tensor_file::{TensorValues, read_tensors};
 use k3_checkpoint::config::ConfigError;
+use k3_checkpoint::{Malformed, Problem};
 use k3_core::config::RawConfig;
 use k3_core::stages::{StageKey, StageTensor, StageValues};
 
@@ -24,48 +25,12 @@ pub const DEFAULT_F64_TOLERANCE: f64 = 1e-9;
 /// Why a set cannot be used.
 #[derive(Debug, Error)]
 pub enum EvidenceError {
-    /// A file is missing or unreadable.
-    #[error("{path}: {source}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
-    /// `expected.json` is not the JSON it should be.
-    #[error("{path}: {message}")]
-    Json {
-        /// The file.
-        path: PathBuf,
-        /// Where and why.
-        message: String,
-    },
-    /// `expected.safetensors` is damaged.
+    /// A file that is missing, damaged, or contradicts the set's own facts.
     #[error(transparent)]
-    Tensors(#[from] TensorFileError),
+    File(#[from] Malformed),
     /// The checkpoint's config is refused.
     #[error(transparent)]
     Config(#[from] ConfigError),
-    /// A tensor that must be there is not.
-    #[error("{path}: tensor {name} is missing")]
-    MissingTensor {
-        /// The file.
-        path: PathBuf,
-        /// The tensor.
-        name: String,
-    },
-    /// A tensor or list has another shape than the set's own facts imply.
-    #[error("{path}: {name}: expected {expected}, got {got}")]
-    Inconsistent {
-        /// The file.
-        path: PathBuf,
-        /// Tensor or JSON key.
-        name: String,
-        /// What follows from the rest of the set.
-        expected: String,
-        /// What is there.
-        got: String,
-    },
 }
 
 #[derive(Debug, Deserialize)]
@@ -212,7 +177,7 @@ impl EvidenceSet {
         let config = k3_checkpoint::config::read(&model_dir.join("config.json"))?;
         let tensor_path = answers_dir.join("expected.safetensors");
         let mut reader = AnswerReader {
-            tensors: read_tensors(&tensor_path)?,
+            tensors: read_tensors(&tensor_path).map_err(|error| error.0)?,
             json_path,
             tensor_path,
             vocabulary: config.vocab_size,
@@ -266,11 +231,10 @@ impl EvidenceSet {
     }
 }
 
-fn read_json(path: &Path) -> Result<ExpectedJson, EvidenceError> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|source| EvidenceError::Read { path: path.to_owned(), source })?;
-    serde_json::from_str(&text)
-        .map_err(|error| EvidenceError::Json { path: path.to_owned(), message: error.to_string() })
+fn read_json(path: &Path) -> Result<ExpectedJson, Malformed> {
+    let text =
+        std::fs::read_to_string(path).map_err(|error| Problem::whole(error).in_file(path))?;
+    serde_json::from_str(&text).map_err(|error| Problem::whole(error).in_file(path))
 }
 
 /// The answers while they are being taken apart; what is left over at the end was not known.
@@ -285,7 +249,8 @@ impl AnswerReader {
     fn inconsistent(&self, name: &str, expected: String, got: String) -> EvidenceError {
         let in_json = !name.contains('.');
         let path = if in_json { &self.json_path } else { &self.tensor_path };
-        EvidenceError::Inconsistent { path: path.clone(), name: name.to_owned(), expected, got }
+        let what = format!("expected {expected}, got {got}");
+        Problem::new(name, what).in_file(path).into()
     }
 
     fn check_ids(&self, json: &ExpectedJson) -> Result<(), EvidenceError> {
@@ -305,10 +270,8 @@ impl AnswerReader {
     }
 
     fn take(&mut self, name: &str) -> Result<TensorValues, EvidenceError> {
-        self.tensors.remove(name).ok_or_else(|| EvidenceError::MissingTensor {
-            path: self.tensor_path.clone(),
-            name: name.to_owned(),
-        })
+        let missing = || Problem::whole(format!("tensor {name} is missing"));
+        Ok(self.tensors.remove(name).ok_or_else(|| missing().in_file(&self.tensor_path))?)
     }
 
     /// A tensor of numbers with exactly this shape and with finite values only.

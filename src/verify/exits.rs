@@ -5,21 +5,17 @@ use crate::audit::digests::DigestError;
 use crate::compare::LogitFileError;
 use crate::engine_command::TemplateError;
 use crate::evidence::EvidenceError;
-use crate::fixtures::FixtureError;
 use crate::layers::journal::JournalError;
 use crate::layers::merge::MergeError;
 use crate::layers::range::RangeError;
 use crate::layers::run::RunError;
 use crate::layers::sources::SourcesError;
-use crate::layers::subject::DumpError;
 use crate::noise_floor::FloorError;
 use crate::scale_out::PlanError;
 use crate::tensor_file::TensorFileError;
 use k3_core::exit::{Exit, Exits};
 
 impl Exits for AnswerError {}
-impl Exits for DumpError {}
-impl Exits for FixtureError {}
 impl Exits for FloorError {}
 impl Exits for PlanError {}
 impl Exits for SourcesError {}
@@ -39,7 +35,7 @@ impl Exits for EvidenceError {
 impl Exits for JournalError {
     fn exit(&self) -> Exit {
         match self {
-            Self::OtherRun { .. } => Exit::Usage,
+            Self::OtherRun(_) => Exit::Usage,
             _ => Exit::BadInput,
         }
     }
@@ -57,7 +53,10 @@ impl Exits for LogitFileError {
 
 impl Exits for MergeError {
     fn exit(&self) -> Exit {
-        if self.is_gap() { Exit::Incomplete } else { Exit::BadInput }
+        match self {
+            Self::Gap(_) => Exit::Incomplete,
+            Self::Differs(_) => Exit::BadInput,
+        }
     }
 
     fn hint(&self) -> Option<&'static str> {

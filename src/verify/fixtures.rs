@@ -10,10 +10,10 @@ use std::fs;
 use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
+use k3_checkpoint::{Malformed, Problem};
 use safetensors::SafeTensors;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
-use thiserror::Error;
 
 macro_rules! embedded {
     ($($path:literal),+ $(,)?) => {
@@ -63,35 +63,6 @@ const EMBEDDED: &[(&str, &[u8])] = embedded![
 pub fn embedded_configs() -> impl Iterator<Item = &'static [u8]> {
     let configs = EMBEDDED.iter().filter(|(path, _)| path.ends_with("/config.json"));
     configs.map(|(_, bytes)| *bytes)
-}
-
-/// Why the fixtures as a whole cannot be used.
-#[derive(Debug, Error)]
-pub enum FixtureError {
-    /// A file operation failed.
-    #[error("{path}: {source}")]
-    Io {
-        /// The file or folder.
-        path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
-    /// The manifest is not the JSON it should be.
-    #[error("{path}: {message}")]
-    Manifest {
-        /// The manifest.
-        path: PathBuf,
-        /// What is wrong.
-        message: String,
-    },
-    /// The mild twin cannot be composed.
-    #[error("{path}: {message}")]
-    Compose {
-        /// The delta or a shard.
-        path: PathBuf,
-        /// What is wrong.
-        message: String,
-    },
 }
 
 #[derive(Debug, Deserialize)]
@@ -154,8 +125,8 @@ impl Fixtures {
     ///
     /// # Errors
     ///
-    /// [`FixtureError`] when the temporary folder cannot be written.
-    pub fn embedded() -> Result<Self, FixtureError> {
+    /// [`Malformed`] when the temporary folder cannot be written.
+    pub fn embedded() -> Result<Self, Malformed> {
         let scratch = scratch_folder()?;
         let root = scratch.path().join("fixtures");
         for (path, bytes) in EMBEDDED {
@@ -168,21 +139,22 @@ impl Fixtures {
     ///
     /// # Errors
     ///
-    /// [`FixtureError`] when there is no readable manifest.
-    pub fn from_folder(root: &Path) -> Result<Self, FixtureError> {
+    /// [`Malformed`] when there is no readable manifest.
+    pub fn from_folder(root: &Path) -> Result<Self, Malformed> {
         Self::verify(root.to_owned(), scratch_folder()?)
     }
 
-    fn verify(root: PathBuf, scratch: tempfile::TempDir) -> Result<Self, FixtureError> {
+    fn verify(root: PathBuf, scratch: tempfile::TempDir) -> Result<Self, Malformed> {
         let path = root.join(MANIFEST);
         let text = fs::read_to_string(&path).map_err(io_error(&path))?;
-        let manifest = parse_manifest(&path, &text)?;
+        let manifest: Manifest =
+            serde_json::from_str(&text).map_err(|error| Problem::whole(error).in_file(&path))?;
         let own_files = [MANIFEST, WITNESS];
         let listed: BTreeSet<&str> = manifest.files.iter().map(|e| e.path.as_str()).collect();
         let mut needed = EMBEDDED.iter().map(|(path, _)| *path);
         if let Some(absent) = needed.find(|p| !own_files.contains(p) && !listed.contains(p)) {
-            let message = format!("files: expected an entry for {absent}, got none");
-            return Err(FixtureError::Manifest { path, message });
+            let what = format!("expected an entry for {absent}, got none");
+            return Err(Problem::new("files", what).in_file(&path));
         }
         let mut findings: Vec<Finding> = check_witness(&root, &text).into_iter().collect();
         findings.extend(manifest.files.iter().filter_map(|entry| entry.check(&root)));
@@ -213,14 +185,13 @@ impl Fixtures {
     ///
     /// # Errors
     ///
-    /// [`FixtureError::Compose`] when a tensor of the delta has no equal-sized place.
-    pub fn compose_mild_twin(&self) -> Result<PathBuf, FixtureError> {
+    /// [`Malformed`] when a tensor of the delta has no equal-sized place.
+    pub fn compose_mild_twin(&self) -> Result<PathBuf, Malformed> {
         let folder = self.scratch.path().join("mild-model");
         let delta_path = self.root.join("mild/delta.safetensors");
         let delta_bytes = fs::read(&delta_path).map_err(io_error(&delta_path))?;
-        let delta = SafeTensors::deserialize(&delta_bytes).map_err(|error| {
-            FixtureError::Compose { path: delta_path.clone(), message: error.to_string() }
-        })?;
+        let delta = SafeTensors::deserialize(&delta_bytes)
+            .map_err(|error| Problem::whole(error).in_file(&delta_path))?;
         let mut open: BTreeSet<&str> = delta.names().into_iter().collect();
         let model = self.root.join("tiny/model");
         for name in files_below(&model)? {
@@ -232,21 +203,14 @@ impl Fixtures {
             write_file(&folder.join(&name), &bytes)?;
         }
         if let Some(left) = open.first() {
-            let message = format!("tensor {left}: no shard of tiny/model holds it");
-            return Err(FixtureError::Compose { path: delta_path, message });
+            let problem = Problem::new(format!("tensor {left}"), "no shard of tiny/model holds it");
+            return Err(problem.in_file(&delta_path));
         }
         let config = self.root.join("mild/config.json");
         let bytes = fs::read(&config).map_err(io_error(&config))?;
         write_file(&folder.join("config.json"), &bytes)?;
         Ok(folder)
     }
-}
-
-fn parse_manifest(path: &Path, text: &str) -> Result<Manifest, FixtureError> {
-    serde_json::from_str(text).map_err(|error| FixtureError::Manifest {
-        path: path.to_owned(),
-        message: error.to_string(),
-    })
 }
 
 /// Whether the hash file next to the manifest matches it.
@@ -286,22 +250,22 @@ fn overwrite(
     shard: &mut [u8],
     delta: &SafeTensors<'_>,
     open: &mut BTreeSet<&str>,
-) -> Result<(), FixtureError> {
-    let compose = |message| FixtureError::Compose { path: path.to_owned(), message };
+) -> Result<(), Malformed> {
     let (header_bytes, metadata) =
-        SafeTensors::read_metadata(shard).map_err(|error| compose(error.to_string()))?;
+        SafeTensors::read_metadata(shard).map_err(|error| Problem::whole(error).in_file(path))?;
     for (name, view) in delta.iter() {
         let Some(info) = metadata.info(name) else {
             continue;
         };
         if info.dtype != view.dtype() || info.shape != view.shape() {
-            return Err(compose(format!(
-                "tensor {name}: expected {:?} {:?}, got {:?} {:?} in the delta",
+            let what = format!(
+                "expected {:?} {:?}, got {:?} {:?} in the delta",
                 info.dtype,
                 info.shape,
                 view.dtype(),
                 view.shape()
-            )));
+            );
+            return Err(Problem::new(format!("tensor {name}"), what).in_file(path));
         }
         let start = 8 + header_bytes + info.data_offsets.0;
         shard[start..start + view.data().len()].copy_from_slice(view.data());
@@ -316,16 +280,15 @@ pub fn hex_sha256(bytes: &[u8]) -> String {
     k3_core::hex(Sha256::digest(bytes))
 }
 
-fn io_error(path: &Path) -> impl FnOnce(std::io::Error) -> FixtureError + use<> {
-    let path = path.to_owned();
-    move |source| FixtureError::Io { path, source }
+fn io_error(path: &Path) -> impl FnOnce(std::io::Error) -> Malformed {
+    move |error| Problem::whole(error).in_file(path)
 }
 
-fn scratch_folder() -> Result<tempfile::TempDir, FixtureError> {
+fn scratch_folder() -> Result<tempfile::TempDir, Malformed> {
     tempfile::Builder::new().prefix("k3-verify-").tempdir().map_err(io_error(&std::env::temp_dir()))
 }
 
-fn write_file(path: &Path, bytes: &[u8]) -> Result<(), FixtureError> {
+fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Malformed> {
     if let Some(parent) = path.parent() {
         fs::create_dir_all(parent).map_err(io_error(parent))?;
     }
@@ -334,7 +297,7 @@ fn write_file(path: &Path, bytes: &[u8]) -> Result<(), FixtureError> {
 }
 
 /// Paths of all files below `root`, relative to it, sorted.
-fn files_below(root: &Path) -> Result<Vec<String>, FixtureError> {
+fn files_below(root: &Path) -> Result<Vec<String>, Malformed> {
     let mut found = Vec::new();
     let mut folders = vec![String::new()];
     while let Some(folder) = folders.pop() {

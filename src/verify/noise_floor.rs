@@ -11,9 +11,10 @@ use std::path::Path;
 
 use thiserror::Error;
 
-use super::fixtures::{FixtureError, Fixtures};
+use super::fixtures::Fixtures;
 use super::runner::{SetState, in_parallel, shipped_sets};
 use super::subject::argmax;
+use k3_checkpoint::Malformed;
 use k3_core::Precision;
 use k3_core::config::MLA_NORM_EPS;
 use k3_core::stages::{Stage, StageDump, StageKey, StageTensor, StageValues};
@@ -177,21 +178,13 @@ pub fn carried_floors(
 pub enum FloorError {
     /// The fixtures cannot be unpacked.
     #[error(transparent)]
-    Fixtures(#[from] FixtureError),
-    /// A set of them cannot be used.
-    #[error("set {name}: {reason}")]
-    Set {
-        /// The set.
-        name: String,
-        /// Why.
-        reason: String,
-    },
+    Fixtures(#[from] Malformed),
+    /// A set of them cannot be used, or rounding changes a decision on every set.
+    #[error("{0}")]
+    Sets(String),
     /// The reference fails on one.
     #[error(transparent)]
     Reference(#[from] ReferenceError),
-    /// Rounding changes a decision on every set.
-    #[error("rounding to {0} alone changes a decision on every set that ships")]
-    NoSteadySet(&'static str),
 }
 
 /// The floors of the shipped sets, assumed for a model that is not available.
@@ -219,13 +212,14 @@ impl ShippedFloors {
                 Ok((set.name.clone(), floor))
             }
             SetState::NotRun { name, reason } => {
-                Err(FloorError::Set { name: name.clone(), reason: reason.clone() })
+                Err(FloorError::Sets(format!("set {name}: {reason}")))
             }
         });
         let mut sets = floors.into_iter().collect::<Result<Vec<_>, FloorError>>()?;
         sets.retain(|(_, floor)| floor.flipped.is_none());
         if sets.is_empty() {
-            return Err(FloorError::NoSteadySet(precision.name()));
+            let what = "alone changes a decision on every set that ships";
+            return Err(FloorError::Sets(format!("rounding to {} {what}", precision.name())));
         }
         Ok(Self { precision, sets })
     }

@@ -4,12 +4,13 @@
 //! f64; I32 and I64 become ids; U8 is kept as ids too. Checkpoints are not read with this module.
 
 use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use safetensors::tensor::TensorView;
 use safetensors::{Dtype, SafeTensors};
 use thiserror::Error;
 
+use k3_checkpoint::{Malformed, Problem};
 use k3_core::Precision;
 use k3_core::stages::{StageDump, StageValues};
 
@@ -18,44 +19,8 @@ pub const IDS: &str = "ids";
 
 /// Why an answer file cannot be read.
 #[derive(Debug, Error)]
-pub enum TensorFileError {
-    /// Missing or unreadable.
-    #[error("{path}: {source}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
-    /// Not a sound safetensors file.
-    #[error("{path}: {message}")]
-    Header {
-        /// The file.
-        path: PathBuf,
-        /// What is wrong.
-        message: String,
-    },
-    /// A tensor whose dtype is not one that answers come in.
-    #[error("{path}: tensor {name}: expected a float or integer dtype, got {got}")]
-    Dtype {
-        /// The file.
-        path: PathBuf,
-        /// The tensor.
-        name: String,
-        /// Its dtype.
-        got: String,
-    },
-    /// An integer that is not an id.
-    #[error("{path}: tensor {name}: expected ids below 2^31, got {got}")]
-    Id {
-        /// The file.
-        path: PathBuf,
-        /// The tensor.
-        name: String,
-        /// The value.
-        got: i64,
-    },
-}
+#[error(transparent)]
+pub struct TensorFileError(#[from] pub Malformed);
 
 /// The values of one tensor.
 #[derive(Debug, Clone, PartialEq)]
@@ -94,8 +59,7 @@ pub fn read_tensors(path: &Path) -> Result<BTreeMap<String, TensorValues>, Tenso
 ///
 /// As [`read_tensors`].
 pub fn read_file(path: &Path) -> Result<TensorFile, TensorFileError> {
-    let bytes = std::fs::read(path)
-        .map_err(|source| TensorFileError::Read { path: path.to_owned(), source })?;
+    let bytes = std::fs::read(path).map_err(|error| Problem::whole(error).in_file(path))?;
     parse_file(path, &bytes)
 }
 
@@ -105,10 +69,7 @@ pub fn read_file(path: &Path) -> Result<TensorFile, TensorFileError> {
 ///
 /// As [`read_tensors`].
 pub fn parse_file(path: &Path, bytes: &[u8]) -> Result<TensorFile, TensorFileError> {
-    let damaged = |error: safetensors::SafeTensorError| TensorFileError::Header {
-        path: path.to_owned(),
-        message: error.to_string(),
-    };
+    let damaged = |error: safetensors::SafeTensorError| Problem::whole(error).in_file(path);
     let file = SafeTensors::deserialize(bytes).map_err(damaged)?;
     let (_, header) = SafeTensors::read_metadata(bytes).map_err(damaged)?;
     let mut tensors = BTreeMap::new();
@@ -207,12 +168,8 @@ pub fn encode_stages(
     encode(&tensors, metadata)
 }
 
-fn decode(
-    path: &Path,
-    name: &str,
-    dtype: Dtype,
-    bytes: &[u8],
-) -> Result<StageValues, TensorFileError> {
+fn decode(path: &Path, name: &str, dtype: Dtype, bytes: &[u8]) -> Result<StageValues, Malformed> {
+    let wrong = |what: String| Problem::new(format!("tensor {name}"), what).in_file(path);
     let real = |values: Vec<f64>| Ok(StageValues::Real(values));
     match dtype {
         Dtype::F64 => real(words(bytes, f64::from_le_bytes)),
@@ -223,21 +180,14 @@ fn decode(
         Dtype::U8 => Ok(StageValues::Ids(bytes.iter().map(|byte| i32::from(*byte)).collect())),
         Dtype::I64 => {
             let narrow = |value: i64| {
-                i32::try_from(value).map_err(|_| TensorFileError::Id {
-                    path: path.to_owned(),
-                    name: name.to_owned(),
-                    got: value,
-                })
+                i32::try_from(value)
+                    .map_err(|_| wrong(format!("expected ids below 2^31, got {value}")))
             };
             let ids: Result<Vec<i32>, _> =
                 words(bytes, i64::from_le_bytes).into_iter().map(narrow).collect();
             Ok(StageValues::Ids(ids?))
         }
-        other => Err(TensorFileError::Dtype {
-            path: path.to_owned(),
-            name: name.to_owned(),
-            got: format!("{other:?}"),
-        }),
+        other => Err(wrong(format!("expected a float or integer dtype, got {other:?}"))),
     }
 }
 

@@ -3,43 +3,21 @@
 
 use std::fs::File;
 use std::io::{self, Read};
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use sha2::{Digest, Sha256};
 use thiserror::Error;
 
 use super::{Finding, Findings};
+use k3_checkpoint::{Malformed, Problem};
 
-/// A list that is no list of digests.
+/// A list that is no list of digests, or a file that cannot be read.
 #[derive(Debug, Error)]
-pub enum DigestError {
-    /// It cannot be read.
-    #[error("{}: cannot be read: {reason}", path.display())]
-    Io {
-        /// The list, or a file it names.
-        path: PathBuf,
-        /// What the system said.
-        reason: io::Error,
-    },
-    /// A line of another form.
-    #[error(
-        "{}: line {line}: expected 64 hex digits, two blanks and a plain file name, got {got:?}",
-        path.display()
-    )]
-    Line {
-        /// The list.
-        path: PathBuf,
-        /// From 1.
-        line: usize,
-        /// Its text, shortened.
-        got: String,
-    },
-    /// Nothing in it.
-    #[error("{}: contains no digest", path.display())]
-    Empty {
-        /// The list.
-        path: PathBuf,
-    },
+#[error(transparent)]
+pub struct DigestError(#[from] Malformed);
+
+fn unreadable(path: &Path, reason: &io::Error) -> Malformed {
+    Problem::new("cannot be read", reason.to_string()).in_file(path)
 }
 
 /// What a list says of one file.
@@ -54,24 +32,22 @@ pub struct Entry {
 /// Reads a list.
 ///
 /// # Errors
-/// Every variant of [`DigestError`].
+/// [`DigestError`].
 pub fn read_list(path: &Path) -> Result<Vec<Entry>, DigestError> {
-    let text = std::fs::read_to_string(path)
-        .map_err(|reason| DigestError::Io { path: path.to_owned(), reason })?;
+    let text = std::fs::read_to_string(path).map_err(|reason| unreadable(path, &reason))?;
     let mut entries = Vec::new();
     for (number, line) in text.lines().enumerate() {
         if line.trim().is_empty() || line.starts_with('#') {
             continue;
         }
-        entries.push(entry(line).ok_or_else(|| DigestError::Line {
-            path: path.to_owned(),
-            line: number + 1,
-            got: line.chars().take(80).collect(),
+        entries.push(entry(line).ok_or_else(|| {
+            let got: String = line.chars().take(80).collect();
+            let what = "expected 64 hex digits, two blanks and a plain file name, got";
+            Problem::new(format!("line {}", number + 1), format!("{what} {got:?}")).in_file(path)
         })?);
     }
     if entries.is_empty() {
-        let path = path.to_owned();
-        return Err(DigestError::Empty { path });
+        return Err(Problem::whole("contains no digest").in_file(path).into());
     }
     Ok(entries)
 }
@@ -89,7 +65,7 @@ fn entry(line: &str) -> Option<Entry> {
 /// Hashes every listed file of the folder; gives what differs, and what is not there.
 ///
 /// # Errors
-/// [`DigestError::Io`].
+/// A file that is there and cannot be read.
 pub fn compare(
     folder: &Path,
     entries: &[Entry],
@@ -103,7 +79,7 @@ pub fn compare(
                 absent.push(entry.file.clone());
                 continue;
             }
-            other => other.map_err(|reason| DigestError::Io { path, reason })?,
+            other => other.map_err(|reason| unreadable(&path, &reason))?,
         };
         if got != entry.digest {
             findings.push(Finding {

@@ -9,59 +9,15 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use thiserror::Error;
 
-use crate::tensor_file::{IDS, TensorFileError, TensorValues, parse_file};
+use crate::tensor_file::{IDS, TensorValues, parse_file};
+use k3_checkpoint::{Malformed, Problem};
 use k3_core::Precision;
 use k3_core::stages::StageValues;
 
 /// Why a logit file cannot be used.
 #[derive(Debug, Error)]
-pub enum LogitFileError {
-    /// Missing or unreadable.
-    #[error("{path}: {source}")]
-    Read {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        source: std::io::Error,
-    },
-    /// Zero bytes, or no logit in it.
-    #[error("{path}: expected logits, got an empty file")]
-    Empty {
-        /// The file.
-        path: PathBuf,
-    },
-    /// A raw file that is cut.
-    #[error("{path}: expected a multiple of 4 bytes (raw f32), got {bytes}")]
-    Cut {
-        /// The file.
-        path: PathBuf,
-        /// Its size.
-        bytes: usize,
-    },
-    /// A field, tensor or value that is not what it should be.
-    #[error("{path}: {field}: expected {expected}, got {got}")]
-    Field {
-        /// The file.
-        path: PathBuf,
-        /// JSON key or tensor.
-        field: String,
-        /// What a right file has.
-        expected: String,
-        /// What is there.
-        got: String,
-    },
-    /// The safetensors file is damaged.
-    #[error(transparent)]
-    Tensors(#[from] TensorFileError),
-    /// The JSON is damaged.
-    #[error("{path}: {message}")]
-    Json {
-        /// The file.
-        path: PathBuf,
-        /// Where and why.
-        message: String,
-    },
-}
+#[error(transparent)]
+pub struct LogitFileError(#[from] Malformed);
 
 /// Logits with what the file says about them.
 #[derive(Debug, Clone, PartialEq)]
@@ -91,10 +47,9 @@ impl LogitFile {
     ///
     /// [`LogitFileError`] for a file that is missing, empty, cut or contradicts itself.
     pub fn read(path: &Path) -> Result<Self, LogitFileError> {
-        let bytes = std::fs::read(path)
-            .map_err(|source| LogitFileError::Read { path: path.to_owned(), source })?;
+        let bytes = std::fs::read(path).map_err(|error| Problem::whole(error).in_file(path))?;
         if bytes.is_empty() {
-            return Err(LogitFileError::Empty { path: path.to_owned() });
+            return Err(empty(path));
         }
         let named = |ending: &str| path.extension().is_some_and(|e| e.eq_ignore_ascii_case(ending));
         if named("safetensors") || looks_like_safetensors(&bytes) {
@@ -178,28 +133,30 @@ fn looks_like_json(bytes: &[u8]) -> bool {
 ///
 /// # Errors
 ///
-/// [`LogitFileError::Cut`] or [`LogitFileError::Empty`].
+/// An empty or a cut file.
 pub fn raw_values(path: &Path, bytes: &[u8]) -> Result<Vec<f64>, LogitFileError> {
-    let path = path.to_owned();
     match bytes.as_chunks::<4>() {
-        ([], []) => Err(LogitFileError::Empty { path }),
+        ([], []) => Err(empty(path)),
         (words, []) => Ok(words.iter().map(|word| f64::from(f32::from_le_bytes(*word))).collect()),
-        _ => Err(LogitFileError::Cut { path, bytes: bytes.len() }),
+        _ => {
+            let what = format!("expected a multiple of 4 bytes (raw f32), got {}", bytes.len());
+            Err(Problem::whole(what).in_file(path).into())
+        }
     }
 }
 
+fn empty(path: &Path) -> LogitFileError {
+    Problem::whole("expected logits, got an empty file").in_file(path).into()
+}
+
 fn field_error(path: &Path, field: &str, expected: &str, got: impl ToString) -> LogitFileError {
-    LogitFileError::Field {
-        path: path.to_owned(),
-        field: field.to_owned(),
-        expected: expected.to_owned(),
-        got: got.to_string(),
-    }
+    let what = format!("expected {expected}, got {}", got.to_string());
+    Problem::new(field, what).in_file(path).into()
 }
 
 /// The tensor `logits`, or the only one whose name begins with it, `logits.f64` before others.
 fn from_safetensors(path: &Path, bytes: &[u8]) -> Result<LogitFile, LogitFileError> {
-    let file = parse_file(path, bytes)?;
+    let file = parse_file(path, bytes).map_err(|error| error.0)?;
     let (name, tensor) = pick_logits(path, &file.tensors)?;
     let mut shape: &[usize] = &tensor.shape;
     while let [1, rest @ ..] = shape
@@ -218,7 +175,7 @@ fn from_safetensors(path: &Path, bytes: &[u8]) -> Result<LogitFile, LogitFileErr
         return Err(field_error(path, name, "a shape [T, V]", got));
     }
     if values.is_empty() {
-        return Err(LogitFileError::Empty { path: path.to_owned() });
+        return Err(empty(path));
     }
     let stored = tensor.stored.unwrap_or(Precision::F32);
     let mut logits = LogitFile::bare(path, "safetensors", stored, values.clone());
@@ -279,10 +236,8 @@ pub fn parse_ids(text: &str) -> Option<Vec<u32>> {
 
 /// `logits_bits` (f32 bits), `logits` (numbers) or `logits_file` (raw f32 in the same folder).
 fn from_json(path: &Path, bytes: &[u8]) -> Result<LogitFile, LogitFileError> {
-    let json: Value = serde_json::from_slice(bytes).map_err(|error| LogitFileError::Json {
-        path: path.to_owned(),
-        message: error.to_string(),
-    })?;
+    let json: Value =
+        serde_json::from_slice(bytes).map_err(|error| Problem::whole(error).in_file(path))?;
     let (form, stored, values) = if let Some(bits) = json.get("logits_bits") {
         let word = |value: &Value| {
             let bits = u32::try_from(value.as_u64()?).ok()?;
@@ -295,8 +250,8 @@ fn from_json(path: &Path, bytes: &[u8]) -> Result<LogitFile, LogitFileError> {
         ("run JSON", Precision::F32, values)
     } else if let Some(name) = json.get("logits_file").and_then(Value::as_str) {
         let beside = path.parent().unwrap_or(Path::new(".")).join(name);
-        let bytes = std::fs::read(&beside)
-            .map_err(|source| LogitFileError::Read { path: beside.clone(), source })?;
+        let bytes =
+            std::fs::read(&beside).map_err(|error| Problem::whole(error).in_file(&beside))?;
         ("run JSON", Precision::F32, raw_values(&beside, &bytes)?)
     } else {
         let expected = "logits_bits, logits or logits_file";
@@ -332,7 +287,7 @@ fn numbers(
         }
     }
     if values.is_empty() {
-        return Err(LogitFileError::Empty { path: path.to_owned() });
+        return Err(empty(path));
     }
     Ok(values)
 }

@@ -1,5 +1,6 @@
 //! One launch of a foreign engine: start it, wait up to the time limit, read its output.
 
+use std::fmt::Display;
 use std::fs::{self, File};
 use std::os::unix::process::CommandExt as _;
 use std::path::Path;
@@ -9,8 +10,8 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 
 use super::Template;
-use crate::compare::{LogitFileError, looks_like_safetensors, raw_values};
-use crate::tensor_file::{TensorFileError, parse_file};
+use crate::compare::{looks_like_safetensors, raw_values};
+use crate::tensor_file::parse_file;
 use k3_core::stages::StageValues;
 
 /// How often a running command is looked at.
@@ -18,59 +19,26 @@ const PATIENCE: Duration = Duration::from_millis(5);
 /// Characters shown of a line that a command printed.
 const SHOWN: usize = 200;
 
-/// Why a launch yields no answer.
+/// Why a launch yields no answer, in one line.
 #[derive(Debug, Error)]
-pub enum LaunchError {
+#[error("{0}")]
+pub struct LaunchError(String);
+
+impl LaunchError {
     /// The program cannot be started, or its files cannot be made.
-    #[error("cannot be started: {0}")]
-    Start(std::io::Error),
-    /// It ended with another status than 0.
-    #[error("ended with {status}{said}")]
-    Status {
-        /// Exit code or signal.
-        status: String,
-        /// The last line of stderr, after a colon, or nothing.
-        said: String,
-    },
-    /// It took too long and was ended.
-    #[error("did not end within {0} s and was stopped")]
-    Timeout(u64),
-    /// It did not write the logits.
-    #[error("wrote no logits: the file named by {{logits}} does not exist")]
-    NoLogits,
-    /// The logits are damaged.
-    #[error("logits: {0}")]
-    Damaged(String),
+    fn start(error: std::io::Error) -> Self {
+        Self(format!("cannot be started: {error}"))
+    }
+
+    /// What is wrong with the logits.
+    fn logits(what: impl Display) -> Self {
+        Self(format!("logits: {what}"))
+    }
+
     /// The number of logits fits no number of rows.
-    #[error("logits: expected {expected} rows of {vocabulary}, got {got}")]
-    Rows {
-        /// The row counts that have a meaning.
-        expected: String,
-        /// Size of a row.
-        vocabulary: usize,
-        /// What was written.
-        got: String,
-    },
-    /// A logit is NaN or infinite.
-    #[error("logits: {count} of {total} are not finite, first in row {row}, id {id}")]
-    NotFinite {
-        /// How many.
-        count: usize,
-        /// Of how many.
-        total: usize,
-        /// Row of the first.
-        row: usize,
-        /// Its id.
-        id: usize,
-    },
-    /// No line of stdout is a list of ids.
-    #[error("printed no ids: expected {expected} ids separated by commas, got {got}")]
-    Ids {
-        /// How many were asked for.
-        expected: usize,
-        /// The last line, or a number of ids.
-        got: String,
-    },
+    pub(super) fn rows(expected: &str, vocabulary: usize, got: impl Display) -> Self {
+        Self::logits(format!("expected {expected} rows of {vocabulary}, got {got}"))
+    }
 }
 
 /// What a launch yields.
@@ -99,10 +67,10 @@ pub fn launch(
     let scratch = tempfile::Builder::new()
         .prefix("k3-verify-engine-")
         .tempdir()
-        .map_err(LaunchError::Start)?;
+        .map_err(LaunchError::start)?;
     let logits = scratch.path().join("logits");
     let list: Vec<String> = ids.iter().map(u32::to_string).collect();
-    let model = model.canonicalize().map_err(LaunchError::Start)?;
+    let model = model.canonicalize().map_err(LaunchError::start)?;
     let words = template.filled([
         &model.to_string_lossy(),
         &list.join(","),
@@ -111,7 +79,7 @@ pub fn launch(
     ]);
     let stdout = scratch.path().join("stdout");
     let stderr = scratch.path().join("stderr");
-    let to_file = |path: &Path| File::create(path).map(Stdio::from).map_err(LaunchError::Start);
+    let to_file = |path: &Path| File::create(path).map(Stdio::from).map_err(LaunchError::start);
     let child = Command::new(&words[0])
         .args(&words[1..])
         .stdin(Stdio::null())
@@ -120,13 +88,12 @@ pub fn launch(
         // A group of its own, so that what it started can be ended with it.
         .process_group(0)
         .spawn()
-        .map_err(LaunchError::Start)?;
+        .map_err(LaunchError::start)?;
     let status = wait(child, template.timeout)?;
     if !status.success() {
         let said = last_line(&read_text(&stderr));
         let said = said.map_or_else(String::new, |line| format!(": {line}"));
-        let status = status.to_string();
-        return Err(LaunchError::Status { status, said });
+        return Err(LaunchError(format!("ended with {status}{said}")));
     }
     let (rows, values) = read_logits(&logits, vocabulary)?;
     let ids = read_ids(&read_text(&stdout), ids, generate)?;
@@ -136,12 +103,13 @@ pub fn launch(
 fn wait(mut child: Child, timeout: Duration) -> Result<ExitStatus, LaunchError> {
     let end = Instant::now() + timeout;
     loop {
-        if let Some(status) = child.try_wait().map_err(LaunchError::Start)? {
+        if let Some(status) = child.try_wait().map_err(LaunchError::start)? {
             return Ok(status);
         }
         if Instant::now() >= end {
             stop(&mut child);
-            return Err(LaunchError::Timeout(timeout.as_secs()));
+            let seconds = timeout.as_secs();
+            return Err(LaunchError(format!("did not end within {seconds} s and was stopped")));
         }
         std::thread::sleep(PATIENCE);
     }
@@ -169,11 +137,12 @@ fn last_line(text: &str) -> Option<String> {
 /// Raw f32 or safetensors; at least one row, every value finite.
 fn read_logits(path: &Path, vocabulary: usize) -> Result<(usize, Vec<f64>), LaunchError> {
     let bytes = fs::read(path).map_err(|error| match error.kind() {
-        std::io::ErrorKind::NotFound => LaunchError::NoLogits,
-        _ => LaunchError::Start(error),
+        std::io::ErrorKind::NotFound => {
+            LaunchError("wrote no logits: the file named by {logits} does not exist".to_owned())
+        }
+        _ => LaunchError::start(error),
     })?;
-    let whole_rows =
-        |got: String| LaunchError::Rows { expected: "whole".to_owned(), vocabulary, got };
+    let whole_rows = |got: String| LaunchError::rows("whole", vocabulary, got);
     let values = if looks_like_safetensors(&bytes) {
         let (shape, values) = safetensors_logits(path, &bytes)?;
         if shape.last() != Some(&vocabulary) {
@@ -181,9 +150,9 @@ fn read_logits(path: &Path, vocabulary: usize) -> Result<(usize, Vec<f64>), Laun
         }
         values
     } else {
-        raw_values(path, &bytes).map_err(|error| match error {
-            LogitFileError::Empty { .. } => LaunchError::Damaged("the file is empty".to_owned()),
-            _ => LaunchError::Damaged(format!("{} bytes are not whole f32 values", bytes.len())),
+        raw_values(path, &bytes).map_err(|_| match bytes.len() {
+            0 => LaunchError::logits("the file is empty"),
+            count => LaunchError::logits(format!("{count} bytes are not whole f32 values")),
         })?
     };
     if values.is_empty() || !values.len().is_multiple_of(vocabulary) {
@@ -191,31 +160,23 @@ fn read_logits(path: &Path, vocabulary: usize) -> Result<(usize, Vec<f64>), Laun
     }
     let count = values.iter().filter(|value| !value.is_finite()).count();
     if let Some(at) = values.iter().position(|value| !value.is_finite()) {
-        return Err(LaunchError::NotFinite {
-            count,
-            total: values.len(),
-            row: at / vocabulary,
-            id: at % vocabulary,
-        });
+        let (total, row, id) = (values.len(), at / vocabulary, at % vocabulary);
+        let what = format!("{count} of {total} are not finite, first in row {row}, id {id}");
+        return Err(LaunchError::logits(what));
     }
     Ok((values.len() / vocabulary, values))
 }
 
 fn safetensors_logits(path: &Path, bytes: &[u8]) -> Result<(Vec<usize>, Vec<f64>), LaunchError> {
-    let damaged = |error: TensorFileError| {
-        let text = error.to_string();
-        // The path is one of ours and gone by the time anybody reads it.
-        let own = format!("{}: ", path.display());
-        LaunchError::Damaged(text.strip_prefix(&own).unwrap_or(&text).to_owned())
-    };
-    let file = parse_file(path, bytes).map_err(damaged)?;
+    // The path is one of ours and gone by the time anybody reads it.
+    let file = parse_file(path, bytes).map_err(|error| LaunchError::logits(error.0.problem))?;
     let count = file.tensors.len();
     match file.tensors.into_iter().find(|(name, _)| name == "logits") {
         Some((_, tensor)) => match tensor.values {
             StageValues::Real(values) => Ok((tensor.shape, values)),
-            StageValues::Ids(_) => Err(LaunchError::Damaged("they are integers".to_owned())),
+            StageValues::Ids(_) => Err(LaunchError::logits("they are integers")),
         },
-        None => Err(LaunchError::Damaged(format!(
+        None => Err(LaunchError::logits(format!(
             "expected a tensor logits, got {count} of other names"
         ))),
     }
@@ -229,17 +190,21 @@ fn read_ids(text: &str, given: &[u32], generate: usize) -> Result<Vec<u32>, Laun
         let id = |id: &serde_json::Value| u32::try_from(id.as_u64()?).ok();
         ids.iter().map(id).collect::<Option<Vec<u32>>>()
     });
+    let refuse = |got: String| {
+        LaunchError(format!(
+            "printed no ids: expected {generate} ids separated by commas, got {got}"
+        ))
+    };
     let found = field.or_else(|| text.lines().rev().find_map(id_line));
     let Some(mut ids) = found else {
         let got = last_line(text).map_or("nothing".to_owned(), |line| format!("{line:?}"));
-        let expected = generate;
-        return Err(LaunchError::Ids { expected, got });
+        return Err(refuse(got));
     };
     if ids.len() == given.len() + generate && ids.starts_with(given) {
         ids.drain(..given.len());
     }
     if ids.len() != generate {
-        return Err(LaunchError::Ids { expected: generate, got: format!("{} ids", ids.len()) });
+        return Err(refuse(format!("{} ids", ids.len())));
     }
     Ok(ids)
 }

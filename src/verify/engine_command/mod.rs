@@ -49,23 +49,9 @@ const PLACES: [&str; 4] = ["{model}", "{ids}", "{gen}", "{logits}"];
 /// Why a command cannot be used, found before anything is run.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum TemplateError {
-    /// A quote is not closed, or a backslash ends the text.
-    #[error("--engine-cmd: a quote is not closed in {0:?}")]
-    Quotes(String),
-    /// No word at all.
-    #[error("--engine-cmd: expected a command, got an empty text")]
-    Empty,
-    /// A place is missing.
-    #[error("--engine-cmd: {{{place}}} is missing in {text:?}")]
-    Missing {
-        /// Without its braces.
-        place: String,
-        /// The text.
-        text: String,
-    },
-    /// A place that does not exist.
-    #[error("--engine-cmd: expected {{model}}, {{ids}}, {{gen}} or {{logits}}, got {{{0}}}")]
-    Unknown(String),
+    /// A text that is no command with its places.
+    #[error("--engine-cmd: {0}")]
+    Text(String),
     /// No such program.
     #[error("--engine-cmd: program {0:?} does not exist or cannot be run")]
     NoProgram(String),
@@ -91,20 +77,21 @@ impl Template {
         timeout: Duration,
         search_path: &OsStr,
     ) -> Result<Self, TemplateError> {
-        let words = shlex::split(text).ok_or_else(|| TemplateError::Quotes(text.to_owned()))?;
+        let refuse = |what: String| Err(TemplateError::Text(what));
+        let Some(words) = shlex::split(text) else {
+            return refuse(format!("a quote is not closed in {text:?}"));
+        };
         if words.is_empty() {
-            return Err(TemplateError::Empty);
+            return refuse("expected a command, got an empty text".to_owned());
         }
         for place in PLACES {
             if !words.iter().any(|word| word.contains(place)) {
-                return Err(TemplateError::Missing {
-                    place: place.trim_matches(['{', '}']).to_owned(),
-                    text: text.to_owned(),
-                });
+                return refuse(format!("{place} is missing in {text:?}"));
             }
         }
         if let Some(unknown) = words.iter().find_map(|word| unknown_place(word)) {
-            return Err(TemplateError::Unknown(unknown));
+            let places = "{model}, {ids}, {gen} or {logits}";
+            return refuse(format!("expected {places}, got {{{unknown}}}"));
         }
         if !is_program(&words[0], search_path) {
             return Err(TemplateError::NoProgram(words[0].clone()));

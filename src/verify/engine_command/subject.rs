@@ -67,7 +67,7 @@ impl OnCheckpoint {
     }
 
     fn rows_error(&self, expected: String, got: usize) -> SubjectError {
-        failed(LaunchError::Rows { expected, vocabulary: self.vocabulary, got: got.to_string() })
+        failed(LaunchError::rows(&expected, self.vocabulary, got))
     }
 
     /// The logits of every id given, from an empty state.

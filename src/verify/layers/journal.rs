@@ -17,6 +17,7 @@ use thiserror::Error;
 use super::run::Chain;
 use super::sources::Sources;
 use crate::report::layers::{LayerRow, Part, Question};
+use k3_checkpoint::{Malformed, Problem};
 use k3_core::host::files::replace_file;
 use k3_reference::Residual;
 use k3_reference::rows::from_values;
@@ -52,38 +53,12 @@ pub struct Entry {
 /// A journal that cannot be used.
 #[derive(Debug, Error)]
 pub enum JournalError {
-    /// The system refuses.
-    #[error("{}: {reason}", path.display())]
-    Io {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        reason: io::Error,
-    },
-    /// Not a journal.
-    #[error("{}: not a journal of a run of layers: {reason}", path.display())]
-    Foreign {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        reason: String,
-    },
-    /// Of another run.
-    #[error("{}: the journal of another run: {what} differs", path.display())]
-    OtherRun {
-        /// The file.
-        path: PathBuf,
-        /// What.
-        what: &'static str,
-    },
-    /// A chain that does not fit.
-    #[error("{}: not a chain: {reason}", path.display())]
-    Chain {
-        /// The file.
-        path: PathBuf,
-        /// Why.
-        reason: String,
-    },
+    /// A file that cannot be read or written, or is no journal or chain.
+    #[error(transparent)]
+    File(#[from] Malformed),
+    /// The journal of another run.
+    #[error(transparent)]
+    OtherRun(Malformed),
 }
 
 /// An open journal.
@@ -100,7 +75,7 @@ impl Journal {
     /// The file cannot be written.
     pub fn begin(folder: &Path, header: &Header) -> Result<Self, JournalError> {
         let path = folder.join(JOURNAL);
-        let io = |reason| JournalError::Io { path: path.clone(), reason };
+        let io = |reason: io::Error| Problem::whole(reason).in_file(&path);
         let mut file = File::create(&path).map_err(io)?;
         write_line(&mut file, header).map_err(io)?;
         let chain = folder.join(CHAIN);
@@ -113,17 +88,19 @@ impl Journal {
     /// Takes up one that is there; gives the finished rows.
     ///
     /// # Errors
-    /// Every variant of [`JournalError`] but that of the chain.
+    /// A file that cannot be read, is no journal, or is of another run.
     pub fn resume(folder: &Path, header: &Header) -> Result<(Self, Vec<Entry>), JournalError> {
         let path = folder.join(JOURNAL);
-        let io = |reason| JournalError::Io { path: path.clone(), reason };
+        let io = |reason: io::Error| Problem::whole(reason).in_file(&path);
         let text = fs::read_to_string(&path).map_err(io)?;
         let mut lines = text.split_inclusive('\n');
         let first = lines.next().unwrap_or_default();
         let before: Header = serde_json::from_str(first)
-            .map_err(|e| JournalError::Foreign { path: path.clone(), reason: e.to_string() })?;
+            .map_err(|e| Problem::new("not a journal of a run of layers", e.to_string()))
+            .map_err(|problem| problem.in_file(&path))?;
         if let Some(what) = difference(&before, header) {
-            return Err(JournalError::OtherRun { path, what });
+            let problem = Problem::whole(format!("the journal of another run: {what} differs"));
+            return Err(JournalError::OtherRun(problem.in_file(&path)));
         }
         let (mut kept, mut entries) = (first.len() as u64, Vec::new());
         for line in lines {
@@ -146,7 +123,7 @@ impl Journal {
     pub fn add(&mut self, row: &LayerRow, seconds: f64) -> Result<(), JournalError> {
         let row = row.clone();
         let written = write_line(&mut self.file, &Entry { row, seconds });
-        written.map_err(|reason| JournalError::Io { path: self.path.clone(), reason })
+        Ok(written.map_err(|reason| Problem::whole(reason).in_file(&self.path))?)
     }
 }
 
@@ -184,7 +161,7 @@ pub fn write_chain(folder: &Path, chain: &Chain) -> Result<(), JournalError> {
         .iter()
         .map(|(_, rows)| rows.iter().flat_map(|v| v.to_le_bytes()).collect())
         .collect();
-    let refused = |reason: String| JournalError::Chain { path: path.clone(), reason };
+    let refused = |reason: String| Problem::new("not a chain", reason).in_file(&path);
     let mut views = Vec::new();
     for ((name, rows), bytes) in streams.iter().zip(&bytes) {
         let shape = vec![rows.nrows(), rows.ncols()];
@@ -194,7 +171,7 @@ pub fn write_chain(folder: &Path, chain: &Chain) -> Result<(), JournalError> {
     let note = [("next_layer".to_owned(), chain.next.to_string())];
     let encoded = safetensors::serialize(views, Some(note.into_iter().collect()));
     let encoded = encoded.map_err(|error| refused(error.to_string()))?;
-    replace_file(&path, &encoded).map_err(|reason| JournalError::Io { path: path.clone(), reason })
+    Ok(replace_file(&path, &encoded).map_err(|reason| Problem::whole(reason).in_file(&path))?)
 }
 
 /// Reads the chain, if there is one.
@@ -205,9 +182,9 @@ pub fn read_chain(folder: &Path) -> Result<Option<Chain>, JournalError> {
     let path = folder.join(CHAIN);
     let bytes = match fs::read(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
-        other => other.map_err(|reason| JournalError::Io { path: path.clone(), reason })?,
+        other => other.map_err(|reason| Problem::whole(reason).in_file(&path))?,
     };
-    let refused = |reason: String| JournalError::Chain { path: path.clone(), reason };
+    let refused = |reason: String| Problem::new("not a chain", reason).in_file(&path);
     let (_, metadata) = SafeTensors::read_metadata(&bytes).map_err(|e| refused(e.to_string()))?;
     let notes = metadata.metadata().clone().unwrap_or_default();
     let next = notes.get("next_layer").and_then(|next| next.parse().ok());
@@ -216,7 +193,7 @@ pub fn read_chain(folder: &Path) -> Result<Option<Chain>, JournalError> {
     let mut streams = BTreeMap::new();
     for (name, view) in file.iter() {
         if view.dtype() != Dtype::F64 || view.shape().len() != 2 {
-            return Err(refused(format!("{name} is not F64 [T, E]")));
+            return Err(refused(format!("{name} is not F64 [T, E]")).into());
         }
         let words = view.data().as_chunks::<8>().0.iter();
         let values = words.map(|word| f64::from_le_bytes(*word)).collect();

@@ -16,65 +16,12 @@ use crate::report::layers::{LayerRow, LayersProvenance, LayersReport, Part, Ques
 /// Why parts cannot be joined.
 #[derive(Debug, Clone, PartialEq, Eq, Error)]
 pub enum MergeError {
-    /// None at all.
-    #[error("no part report was given")]
-    Nothing,
-    /// A report that is no part.
-    #[error("{file}: the report of an undivided run, not of a part")]
-    NoPart {
-        /// The file.
-        file: String,
-    },
-    /// Parts of different questions.
-    #[error("{file}: {what} differs from {first}")]
-    Differs {
-        /// The file.
-        file: String,
-        /// What: question, input, version, checkpoint.
-        what: String,
-        /// The first part's file.
-        first: String,
-    },
-    /// A part twice.
-    #[error("{file}: part {index} is already in {first}")]
-    Overlap {
-        /// The file.
-        file: String,
-        /// From 1.
-        index: usize,
-        /// The other file.
-        first: String,
-    },
-    /// Rows that are not the part's.
-    #[error("{file}: part {index} of {of} should hold layers {expected:?}, it has {got:?}")]
-    OtherLayers {
-        /// The file.
-        file: String,
-        /// From 1.
-        index: usize,
-        /// How many.
-        of: usize,
-        /// By the split.
-        expected: Vec<usize>,
-        /// In the report.
-        got: Vec<usize>,
-    },
+    /// Reports that are no parts of one run.
+    #[error("{0}")]
+    Differs(String),
     /// Parts missing.
-    #[error("parts missing: {} of {of}: {missing:?}", missing.len())]
-    Gap {
-        /// Their numbers.
-        missing: Vec<usize>,
-        /// How many there should be.
-        of: usize,
-    },
-}
-
-impl MergeError {
-    /// Whether only something is missing, rather than wrong.
-    #[must_use]
-    pub fn is_gap(&self) -> bool {
-        matches!(self, Self::Gap { .. })
-    }
+    #[error("{0}")]
+    Gap(String),
 }
 
 impl FromStr for Part {
@@ -99,19 +46,23 @@ pub fn places(count: usize, part: Part) -> Range<usize> {
     (part.index - 1) * count / part.of..part.index * count / part.of
 }
 
+fn differs<T>(what: String) -> Result<T, MergeError> {
+    Err(MergeError::Differs(what))
+}
+
 /// Joins reports of parts; each comes with the name of its file.
 ///
 /// # Errors
-/// Every variant of [`MergeError`].
+/// [`MergeError`].
 pub fn merge(mut parts: Vec<(String, LayersReport)>) -> Result<LayersReport, MergeError> {
     for (file, report) in &parts {
         if report.part.is_none() {
-            return Err(MergeError::NoPart { file: file.clone() });
+            return differs(format!("{file}: the report of an undivided run, not of a part"));
         }
     }
     parts.sort_by_key(|(_, report)| report.part.map(|part| part.index));
     let Some((first_file, first)) = parts.first().cloned() else {
-        return Err(MergeError::Nothing);
+        return differs("no part report was given".to_owned());
     };
     let of = first.part.map_or(0, |part| part.of);
     let mut previous: Option<(usize, String)> = None;
@@ -119,20 +70,14 @@ pub fn merge(mut parts: Vec<(String, LayersReport)>) -> Result<LayersReport, Mer
         let Some(part) = report.part else { continue };
         alike(file, report, &first_file, &first)?;
         if let Some((index, other)) = previous.filter(|(index, _)| *index == part.index) {
-            let file = file.clone();
-            let first = other;
-            return Err(MergeError::Overlap { file, index, first });
+            return differs(format!("{file}: part {index} is already in {other}"));
         }
         previous = Some((part.index, file.clone()));
         let expected = first.question.layers[places(first.question.layers.len(), part)].to_vec();
         if report.selected != expected {
-            return Err(MergeError::OtherLayers {
-                file: file.clone(),
-                index: part.index,
-                of,
-                expected,
-                got: report.selected.clone(),
-            });
+            let (index, got) = (part.index, &report.selected);
+            let what = format!("should hold layers {expected:?}, it has {got:?}");
+            return differs(format!("{file}: part {index} of {of} {what}"));
         }
     }
     let there = |index: &usize| {
@@ -141,7 +86,8 @@ pub fn merge(mut parts: Vec<(String, LayersReport)>) -> Result<LayersReport, Mer
     };
     let missing: Vec<usize> = (1..=of).filter(|index| !there(index)).collect();
     if !missing.is_empty() {
-        return Err(MergeError::Gap { missing, of });
+        let count = missing.len();
+        return Err(MergeError::Gap(format!("parts missing: {count} of {of}: {missing:?}")));
     }
     let mut whole = first;
     whole.part = None;
@@ -226,9 +172,7 @@ fn alike(
     };
     match what {
         None => Ok(()),
-        Some(what) => {
-            Err(MergeError::Differs { file: file.to_owned(), what, first: first_file.to_owned() })
-        }
+        Some(what) => differs(format!("{file}: {what} differs from {first_file}")),
     }
 }
 

@@ -2,8 +2,6 @@
 //! needs only the shards of its layers, so identity goes by shard.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::io;
-use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 use thiserror::Error;
@@ -11,7 +9,7 @@ use thiserror::Error;
 use crate::fixtures::hex_sha256;
 use k3_checkpoint::identity::shard_identity;
 use k3_checkpoint::plan::{visit_layer, visit_model};
-use k3_checkpoint::{Checkpoint, ModelShape, ReadError};
+use k3_checkpoint::{Checkpoint, Malformed, ModelShape, Problem, ReadError};
 
 /// The files read, by digest. What a shard's digest covers is described in
 /// [`k3_checkpoint::identity`].
@@ -27,13 +25,8 @@ pub struct Sources {
 #[derive(Debug, Error)]
 pub enum SourcesError {
     /// config.json.
-    #[error("{}: cannot be read: {reason}", path.display())]
-    Config {
-        /// The file.
-        path: PathBuf,
-        /// What the system said.
-        reason: io::Error,
-    },
+    #[error(transparent)]
+    Config(#[from] Malformed),
     /// A shard.
     #[error(transparent)]
     Read(#[from] ReadError),
@@ -72,7 +65,8 @@ pub fn sources(
     with_model: bool,
 ) -> Result<Sources, SourcesError> {
     let path = checkpoint.config_path();
-    let config = std::fs::read(&path).map_err(|reason| SourcesError::Config { path, reason })?;
+    let config = std::fs::read(&path)
+        .map_err(|reason| Problem::new("cannot be read", reason.to_string()).in_file(&path))?;
     let mut shards = BTreeMap::new();
     for number in shards_of(checkpoint, shape, layers, with_model) {
         let shard = &checkpoint.shards()[number];

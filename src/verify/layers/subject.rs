@@ -6,8 +6,9 @@ use std::path::Path;
 use std::sync::Arc;
 
 use super::repeat::{Extent, Repeater};
-use crate::tensor_file::{TensorFileError, read_tensors};
+use crate::tensor_file::read_tensors;
 use k3_checkpoint::Checkpoint;
+use k3_checkpoint::{Malformed, Problem};
 use k3_core::Precision;
 use k3_core::stages::{NoStages, Stage, StageDump, StageKey, StageTensor, StageValues};
 use k3_engine::kernels::table::Kernels;
@@ -242,43 +243,15 @@ pub struct DumpSubject {
     pub unknown: Vec<String>,
 }
 
-/// A dump that cannot be judged.
-#[derive(Debug, thiserror::Error)]
-pub enum DumpError {
-    /// It cannot be read.
-    #[error(transparent)]
-    File(#[from] TensorFileError),
-    /// No stage in it.
-    #[error("{path}: no tensor with the name of a stage, such as layers.0.out")]
-    NoStage {
-        /// The file.
-        path: String,
-    },
-    /// Stages of different numbers of tokens.
-    #[error("{path}: {stage} has {got} rows, {first} has {expected}")]
-    Rows {
-        /// The file.
-        path: String,
-        /// A stage.
-        stage: String,
-        /// Its rows.
-        got: usize,
-        /// The first stage.
-        first: String,
-        /// Its rows.
-        expected: usize,
-    },
-}
-
 impl DumpSubject {
     /// Reads a dump.
     ///
     /// # Errors
-    /// Every variant of [`DumpError`].
-    pub fn read(path: &Path) -> Result<Self, DumpError> {
+    /// A file that cannot be read, without a stage, or with different numbers of tokens.
+    pub fn read(path: &Path) -> Result<Self, Malformed> {
         let (mut dump, mut unknown) = (StageDump::default(), Vec::new());
         let mut precision = Precision::F64;
-        for (name, tensor) in read_tensors(path)? {
+        for (name, tensor) in read_tensors(path).map_err(|error| error.0)? {
             let Some(key) = StageKey::parse(&name) else {
                 unknown.push(name);
                 continue;
@@ -294,23 +267,18 @@ impl DumpSubject {
             let (shape, values) = (tensor.shape, tensor.values);
             dump.tensors.insert(key, StageTensor { shape, values });
         }
-        let path = path.display().to_string();
         let mut rows: Option<(usize, StageKey)> = None;
         for (key, tensor) in dump.tensors.iter().filter(|(key, _)| !key.stage.is_state()) {
             let got = tensor.shape.first().copied().unwrap_or(0);
             let (expected, first) = *rows.get_or_insert((got, *key));
             if got != expected {
-                return Err(DumpError::Rows {
-                    path,
-                    stage: key.to_string(),
-                    got,
-                    first: first.to_string(),
-                    expected,
-                });
+                let what = format!("{key} has {got} rows, {first} has {expected}");
+                return Err(Problem::whole(what).in_file(path));
             }
         }
         let Some((rows, _)) = rows else {
-            return Err(DumpError::NoStage { path });
+            let what = "no tensor with the name of a stage, such as layers.0.out";
+            return Err(Problem::whole(what).in_file(path));
         };
         Ok(Self { dump, precision, rows, unknown })
     }
