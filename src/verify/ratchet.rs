@@ -5,7 +5,7 @@
 //! ratio that grows fourfold turns its gate red. The file is written by `k3-verify gates
 //! --write-ratchet FILE`, and its changes are read like code.
 //!
-//! What one rounding can do is not growth: ratios below [`one_rounding`] count as that.
+//! What one rounding can do is not growth: ratios below `one_rounding` count as that.
 
 use std::collections::BTreeMap;
 

@@ -45,7 +45,7 @@ enum Place {
 }
 
 impl Site {
-    /// The engine with this site off by `delta`, to be run within [`Delta::here`].
+    /// The engine with this site off by `delta`, to be run within `Delta::here`.
     #[must_use]
     pub fn engine(&self, delta: Delta) -> WrongEngine {
         let right = WrongEngine::default();
