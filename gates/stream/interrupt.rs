@@ -146,8 +146,8 @@ fn an_interrupted_ladder_leaves_no_table() {
     command.arg("--out").arg(folder.path());
     let output = interrupted(&mut command, ("run 2 of 500", 1), Signal::TERM);
     let line = error_line(&output);
-    assert!(line.starts_with("interrupted: "), "{line}");
-    assert!(line.contains(" of 500 runs were done"), "{line}");
+    assert!(line.starts_with("interrupted after "), "{line}");
+    assert!(line.contains(" of 500 runs, no table was written"), "{line}");
     assert!(output.stdout.is_empty());
     assert_eq!(names_in(folder.path()), ["ladder.trace"], "the first run's, whole");
 }
