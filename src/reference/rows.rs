@@ -136,9 +136,7 @@ fn sums_in_eights<const N: usize>(weights: &[f64], inputs: [&[f64]; N]) -> [f64;
     let input_eights = inputs.map(|(input, _)| &input[..eights.len()]);
     for (place, weights) in eights.iter().enumerate() {
         for (sums, input) in sums.iter_mut().zip(input_eights) {
-            for i in 0..8 {
-                sums[i] += weights[i] * input[place][i];
-            }
+            *sums = std::array::from_fn(|i| sums[i] + weights[i] * input[place][i]);
         }
     }
     for (sums, (_, input)) in sums.iter_mut().zip(inputs) {

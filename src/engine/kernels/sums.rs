@@ -136,6 +136,20 @@ pub fn expert_sum(ids: &[usize], weights: &[f32], outputs: Vectors<'_>, out: &mu
     sum_all(terms, outputs, 1.0, out);
 }
 
+/// running += addend, one f32 addition each (R6).
+pub fn add(running: &mut [f32], addend: &[f32]) {
+    for (running, addend) in running.iter_mut().zip(addend) {
+        *running += addend;
+    }
+}
+
+/// The output of an MoE layer: routed + shared, one f32 addition each (E9, E10).
+pub fn combine(routed: &[f32], shared: &[f32], out: &mut [f32]) {
+    for (out, (routed, shared)) in out.iter_mut().zip(routed.iter().zip(shared)) {
+        *out = routed + shared;
+    }
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

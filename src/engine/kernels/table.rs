@@ -66,6 +66,10 @@ pub struct Kernels {
     pub choose: fn(&[f32], &[f32], usize, Weighting) -> Result<Choice, NanScore>,
     /// A9: the weighted sum of one token's expert outputs, in rising id.
     pub expert_sum: fn(&[usize], &[f32], Vectors<'_>, &mut [f32]),
+    /// R6: running += addend.
+    pub add: fn(&mut [f32], &[f32]),
+    /// E9, E10: the routed and the shared output of a chunk, added.
+    pub combine: fn(&[f32], &[f32], &mut [f32]),
     /// A9: SiTU(gate, up) in f32 steps.
     pub situ: fn(&Kernels, &[f32], &[f32], Caps, &mut [f32]),
 }
@@ -95,6 +99,8 @@ impl Kernels {
         attend: mla::attend,
         choose: router::choose,
         expert_sum: sums::expert_sum,
+        add: sums::add,
+        combine: sums::combine,
         situ: situ::situ,
     };
 

@@ -44,7 +44,7 @@ pub(super) fn forward(
     if opens {
         stream.running.first_mut(t).copy_from_slice(stream.output.first(t));
     } else {
-        residual::add(stream.running.first_mut(t), stream.output.first(t));
+        (pass.kernels.add)(stream.running.first_mut(t), stream.output.first(t));
     }
     // h = mix(banks, s, MLP fold)
     residual::mix(pass, &weights.mlp_mixer, stream);
@@ -61,7 +61,7 @@ pub(super) fn forward(
     }
     let stream = &mut work.residual;
     stages.put(Stage::MlpOut, &[t, hidden], stream.output.first(t));
-    residual::add(stream.running.first_mut(t), stream.output.first(t));
+    (pass.kernels.add)(stream.running.first_mut(t), stream.output.first(t));
     stages.put(Stage::Out, &[t, hidden], stream.running.first(t));
     Ok(())
 }

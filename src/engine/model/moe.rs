@@ -184,10 +184,8 @@ pub(super) fn forward(
     finish_routed(pass, weights, &choices, buffers);
     let shared = buffers.shared.first_mut(t);
     dense::forward(pass, &weights.shared, x, &mut work.mlp, shared);
-    let sums = buffers.routed.first(t).iter().zip(buffers.shared.first(t));
-    for (out, (routed, shared)) in work.residual.output.first_mut(t).iter_mut().zip(sums) {
-        *out = routed + shared;
-    }
+    let output = work.residual.output.first_mut(t);
+    (kernels.combine)(buffers.routed.first(t), buffers.shared.first(t), output);
     stages.put(Stage::MoeLatent, &[t, shape.moe.latent], buffers.latent.first(t));
     stages.put(Stage::MoeSum, &[t, shape.moe.latent], buffers.sum.first(t));
     stages.put(Stage::MoeShared, &[t, shape.hidden], buffers.shared.first(t));

@@ -24,10 +24,3 @@ pub(super) fn norm(pass: &Pass<'_>, norm: &Norm, x: &Rows, out: &mut Rows) {
         norm.apply(&pass.kernels, x.row(token), out);
     });
 }
-
-/// running += addend, one f32 addition each.
-pub(super) fn add(running: &mut [f32], addend: &[f32]) {
-    for (running, addend) in running.iter_mut().zip(addend) {
-        *running += addend;
-    }
-}

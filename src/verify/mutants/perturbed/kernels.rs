@@ -50,6 +50,9 @@ pub(super) fn list() -> Vec<Site> {
             }
         };
         "r5-banks" "R5" "the banks among a mix's sources" Kernels { residual_mix: off_banks };
+        "r6-addend" "R6" "what a layer's attention and MLP add to the running sum" Kernels {
+            add: |running, addend| sums::add(running, &Delta::here().copy(addend))
+        };
         "k1-newest-tap" "K1" "the newest tap of the three convolutions"
             Kernels { convolve: off_newest_tap };
         "k2-silu" "K2" "SiLU after the three convolutions" Kernels {
@@ -117,13 +120,7 @@ pub(super) fn list() -> Vec<Site> {
                 gated_norm(kernels, o, norm, gate);
             }
         };
-        // Scores are linear in the query.
-        "m4-scale" "M4" "the scale of the scores" Kernels {
-            attend: |kernels, head, out| {
-                let query = Delta::here().copy(head.query);
-                mla::attend(kernels, &HeadAttention { query: &query, ..*head }, out);
-            }
-        };
+        "m4-scale" "M4" "the scale of the scores" Kernels { attend: off_scale };
         "m5-leak" "M5" "blend: attention that sees one later token of the chunk"
             Kernels { attend: leaking };
         // The absorbed keys are linear in the nope part of the query.
@@ -166,6 +163,16 @@ pub(super) fn list() -> Vec<Site> {
                 let weighting = Weighting { scaling_factor, ..weighting };
                 let ids = select(scores, bias, k)?;
                 Ok(weighed(scores, ids, weighting, |sum| sum + RENORMALISATION_EPS))
+            }
+        };
+        "e9-routed" "E9" "the up-projection of the routed experts" Kernels {
+            combine: |routed, shared, out| {
+                sums::combine(&Delta::here().copy(routed), shared, out);
+            }
+        };
+        "e10-shared" "E10" "the shared MLP's output" Kernels {
+            combine: |routed, shared, out| {
+                sums::combine(routed, &Delta::here().copy(shared), out);
             }
         };
         "s1-capped-gate" "S1" "blend: the logistic of the capped gate"
@@ -276,6 +283,12 @@ fn off_l2_epsilon(head: &mut [f32], factor: f32) {
 fn off_strength(state: &mut [f32], inputs: &StepInputs<'_>, out: &mut [f32]) {
     let beta = Delta::here().single(inputs.beta);
     kda::step(state, &StepInputs { beta, ..*inputs }, out);
+}
+
+/// The row products of `attend` are the scores before their scale, and linear in it.
+fn off_scale(kernels: &Kernels, head: &HeadAttention<'_>, out: &mut [f32]) {
+    let row_sum = |row: Row<'_>, x: &[f32]| off_sum(row, x, true);
+    mla::attend(&Kernels { row_sum, ..*kernels }, head, out);
 }
 
 fn leaking(kernels: &Kernels, head: &HeadAttention<'_>, out: &mut [f32]) {

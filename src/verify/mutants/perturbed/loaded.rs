@@ -121,23 +121,6 @@ fn weights() -> Vec<Line> {
             }
             delta.all(&mut loaded.weights.output_mixer.folded);
         }),
-        (
-            "r6-addend",
-            "R6",
-            "what a layer's attention and MLP add to the running sum",
-            |delta, loaded| {
-                for layer in &mut loaded.layers {
-                    matrix(delta, &mut layer.output);
-                    match &mut layer.mlp {
-                        MlpWeights::Dense(dense) => matrix(delta, &mut dense.down),
-                        MlpWeights::Moe(moe) => {
-                            matrix(delta, &mut moe.up);
-                            matrix(delta, &mut moe.shared.down);
-                        }
-                    }
-                }
-            },
-        ),
         ("k6-low-rank", "K6", "f_a's output", |delta, loaded| {
             kda(loaded).for_each(|weights| matrix(delta, &mut weights.f_a));
         }),
@@ -178,12 +161,6 @@ fn mlp_weights() -> Vec<Line> {
         }),
         ("e8-norm", "E8", "the normed sum over experts", |delta, loaded| {
             moe(loaded).for_each(|weights| delta.all(&mut weights.norm.weight));
-        }),
-        ("e9-routed", "E9", "the up-projection of the routed experts", |delta, loaded| {
-            moe(loaded).for_each(|weights| matrix(delta, &mut weights.up));
-        }),
-        ("e10-shared", "E10", "the shared MLP's output", |delta, loaded| {
-            moe(loaded).for_each(|weights| matrix(delta, &mut weights.shared.down));
         }),
     ]
 }
