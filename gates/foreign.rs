@@ -292,8 +292,8 @@ fn misbehaviour() {
         ("late-by-one", "does not conform"),
         ("id-missing", "expected 20 ids"),
         ("garbage", "here you are"),
-        ("cut", "not whole f32"),
-        ("empty", "the file is empty"),
+        ("cut", "a multiple of 4 bytes"),
+        ("empty", "an empty file"),
     ] {
         let report = gates(&mild, &format!("form={form}"), &["--only", "incremental"], 1);
         let found = report.to_lowercase().contains(&says.to_lowercase());

@@ -13,6 +13,7 @@ mod kernels_contract;
 mod layers;
 mod least_error;
 mod local;
+mod logits;
 mod reference;
 mod reports;
 mod simcache;

@@ -151,7 +151,7 @@ fn pair(
     };
     let pattern = args.stages.as_deref().map(Glob::new);
     let wanted = |name: &str| pattern.as_ref().is_none_or(|glob| glob.matches(name));
-    let tolerance = |name: &str, values: &[f64]| basis.tolerance(name, values);
+    let tolerance = |name: &str, values: &[f64]| basis.tolerance(name, values, values.len());
     let comparison = compare_dumps(got, expected, &wanted, &tolerance);
     let first = comparison.first_divergence();
     Ok(Pair {

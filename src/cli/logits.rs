@@ -11,24 +11,51 @@ use super::tolerance::ToleranceArgs;
 use k3_core::Precision;
 use k3_core::exit::Exit;
 use k3_core::host::provenance::{Provenance, default_threads};
-use k3_gates::compare::{LogitComparison, LogitFile, compare_logits, id_list};
+use k3_gates::compare::{LogitComparison, LogitFile, compare_logits, id_list, unmasked};
 use k3_render::{Document, Table, left};
 
 /// Arguments of `logits`.
 #[derive(Debug, Args)]
 pub struct LogitsArgs {
-    /// The subject: raw f32, JSON with `logits_bits`, safetensors, run JSON
+    /// The subject: raw f32, JSON with `logits_bits`, safetensors, NumPy (.npy, .npz), run JSON
     a: PathBuf,
     /// The expected logits, in any of the same formats
     b: PathBuf,
     /// Logits per row, if neither file says
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     vocabulary: Option<u32>,
+    /// Ids to leave out, such as padding or suppressed ids: `163590..163839,5`, both ends included
+    #[arg(long, value_name = "IDS", value_parser = parse_mask, default_value = "", hide_default_value = true)]
+    mask_ids: IdMask,
     #[command(flatten)]
     tolerance: ToleranceArgs,
     #[command(flatten)]
     output: OutputArgs,
 }
+
+/// Masked ids.
+type IdMask = std::collections::BTreeSet<usize>;
+
+/// Ids and ranges of ids, separated by commas.
+fn parse_mask(text: &str) -> Result<IdMask, String> {
+    let mut mask = IdMask::new();
+    for part in text.split(',').map(str::trim).filter(|part| !part.is_empty()) {
+        let (first, last) = part.split_once("..").unwrap_or((part, part));
+        let id = |text: &str| {
+            let id = text.trim().parse::<u32>().ok().map(|id| id as usize);
+            id.ok_or_else(|| format!("expected ids or ranges FIRST..LAST, got {part:?}"))
+        };
+        let (first, last) = (id(first)?, id(last)?);
+        if first > last || last > LARGEST_ID {
+            return Err(format!("expected FIRST up to LAST, at most {LARGEST_ID}, got {part:?}"));
+        }
+        mask.extend(first..=last);
+    }
+    Ok(mask)
+}
+
+/// No vocabulary is larger.
+const LARGEST_ID: usize = 1 << 24;
 
 /// The report.
 #[derive(Debug, Serialize)]
@@ -41,6 +68,8 @@ struct LogitReport {
     a: Side,
     b: Side,
     vocabulary: usize,
+    masked_ids: usize,
+    rows_not_compared: usize,
     comparison: LogitComparison,
     provenance: Provenance,
 }
@@ -76,8 +105,7 @@ pub fn run(args: &LogitsArgs) -> Result<Exit, CommandError> {
     output::check_writable(&args.output)?;
     let (a, b) = (LogitFile::read(&args.a)?, LogitFile::read(&args.b)?);
     let vocabulary = vocabulary(args, &a, &b)?;
-    let rows = b.values.len() / vocabulary;
-    if let Some(difference) = a.differs_in_ids(&b, rows) {
+    if let Some(difference) = a.differs_in_ids(&b, vocabulary) {
         let error = anyhow::anyhow!("made from different ids: {difference}");
         let hint = "logits computed from different ids cannot be compared";
         return Err(CommandError::new(error, Exit::Disagrees).hint(hint));
@@ -85,9 +113,17 @@ pub fn run(args: &LogitsArgs) -> Result<Exit, CommandError> {
     let exact = b.stored == Precision::F64;
     let ids = a.prompt_ids.as_deref().or(b.prompt_ids.as_deref());
     let basis = args.tolerance.decide(exact, &b.header, a.stored, ids)?;
-    let tolerance = basis.tolerance("logits", &b.values);
-    let comparison = compare_logits(&a.values, &b.values, vocabulary, &tolerance);
-    let exit = if comparison.passed { Exit::Conforms } else { Exit::Disagrees };
+    let common = a.values.len().min(b.values.len());
+    let rows_not_compared = (a.values.len().max(b.values.len()) - common) / vocabulary;
+    let (got, kept) = unmasked(&a.values[..common], vocabulary, &args.mask_ids);
+    let (expected, _) = unmasked(&b.values[..common], vocabulary, &args.mask_ids);
+    let tolerance = basis.tolerance("logits", &expected, kept.len());
+    let comparison = compare_logits(&got, &expected, &kept, &tolerance);
+    let exit = match comparison.passed {
+        false => Exit::Disagrees,
+        true if rows_not_compared > 0 => Exit::Incomplete,
+        true => Exit::Conforms,
+    };
     let inputs = [&args.a, &args.b].map(|path| path.display().to_string());
     let report = LogitReport {
         schema: "k3-verify/logits/1",
@@ -98,6 +134,8 @@ pub fn run(args: &LogitsArgs) -> Result<Exit, CommandError> {
         a: Side::of(&a),
         b: Side::of(&b),
         vocabulary,
+        masked_ids: vocabulary - kept.len(),
+        rows_not_compared,
         comparison,
         provenance: Provenance::since(start, default_threads(), inputs.to_vec()),
     };
@@ -105,11 +143,41 @@ pub fn run(args: &LogitsArgs) -> Result<Exit, CommandError> {
     Ok(exit)
 }
 
-/// The size of a row: as a file or --vocabulary says, else the whole file is one row.
+/// Vocabularies of K3 and of the shipped sets.
+const KNOWN_VOCABULARIES: [usize; 2] = [163_840, 256];
+
+/// The size of a row: as a file or --vocabulary says. Else a file of one known vocabulary's length
+/// is a row, and so is one that no known vocabulary divides.
 fn vocabulary(args: &LogitsArgs, a: &LogitFile, b: &LogitFile) -> Result<usize, CommandError> {
     let typed = args.vocabulary.map(|size| size as usize);
     let stated = [typed, b.vocabulary, a.vocabulary];
-    let size = stated.into_iter().flatten().next().unwrap_or(b.values.len());
+    let count = b.values.len();
+    let size = match stated.into_iter().flatten().next() {
+        Some(size) => size,
+        None if a.values.len() != count => {
+            let got = a.values.len();
+            return Err(CommandError::new(
+                anyhow::anyhow!("lengths differ: got {got}, expected {count}"),
+                Exit::Disagrees,
+            )
+            .hint(
+                "--vocabulary N says how many logits a row has; rows that both have are compared",
+            ));
+        }
+        None if KNOWN_VOCABULARIES.contains(&count) => count,
+        None => match KNOWN_VOCABULARIES.iter().find(|&&known| count.is_multiple_of(known)) {
+            Some(known) => {
+                let error = anyhow::anyhow!(
+                    "{}: {count} logits are {} rows of {known}, or one row: no file says",
+                    b.path.display(),
+                    count / known
+                );
+                let hint = "--vocabulary N says how many logits a row has";
+                return Err(CommandError::new(error, Exit::Usage).hint(hint));
+            }
+            None => count,
+        },
+    };
     for other in stated.into_iter().flatten() {
         if other != size {
             let error = anyhow::anyhow!("vocabulary: expected {size}, got {other}");
@@ -117,15 +185,25 @@ fn vocabulary(args: &LogitsArgs, a: &LogitFile, b: &LogitFile) -> Result<usize, 
                 .hint("the two files, or --vocabulary, name different sizes of a row"));
         }
     }
-    if size == 0 || !b.values.len().is_multiple_of(size) {
-        let count = b.values.len();
-        let error = anyhow::anyhow!(
-            "{}: expected whole rows of {size} logits, got {count} logits",
-            b.path.display()
-        );
-        return Err(bad_input(error).hint("--vocabulary says how many logits a row has"));
+    for file in [a, b] {
+        let count = file.values.len();
+        if size == 0 || !count.is_multiple_of(size) {
+            let path = file.path.display();
+            let error =
+                anyhow::anyhow!("{path}: expected whole rows of {size} logits, got {count} logits");
+            return Err(bad_input(error).hint("--vocabulary says how many logits a row has"));
+        }
     }
-    Ok(size)
+    match args.mask_ids.last() {
+        Some(&id) if id >= size => {
+            let error = anyhow::anyhow!("--mask-ids: expected ids below {size}, got {id}");
+            Err(CommandError::new(error, Exit::Usage))
+        }
+        _ if args.mask_ids.len() == size => {
+            Err(CommandError::new(anyhow::anyhow!("--mask-ids leaves no id"), Exit::Usage))
+        }
+        _ => Ok(size),
+    }
 }
 
 /// Six digits and an exponent of two, as other tools print it: `7.867813e-06`.
@@ -147,11 +225,32 @@ fn document(report: &LogitReport, args: &LogitsArgs) -> Document {
     document.line(report.a.line('A', &args.a));
     document.line(report.b.line('B', &args.b));
     document.line(format!("basis: {}", report.basis));
+    if report.masked_ids > 0 {
+        document.line(format!("masked: {} ids", report.masked_ids));
+    }
+    if report.rows_not_compared > 0 {
+        let rows = comparison.rows.len();
+        let others = report.rows_not_compared;
+        document.line(format!("compared: the {rows} rows that both have; {others} NOT COMPARED"));
+    }
     if let Some(problem) = &record.problem {
         document.gap();
         document.line(format!("not comparable: {problem}"));
     } else {
         document.table(numbers(comparison, report.vocabulary));
+    }
+    if let Some(row) = comparison.first_absurd() {
+        document.gap();
+        document.line(format!(
+            "row {} says something else: argmax {} against {}, top-{} overlap {}, KL divergence \
+             {:.3e} nats; no tolerance excuses that",
+            row.row,
+            row.argmax_got,
+            row.argmax_expected,
+            row.overlap_of,
+            row.overlap,
+            row.kl_divergence
+        ));
     }
     document.gap();
     document.line(format!("VERDICT: {}", report.verdict));

@@ -7,6 +7,7 @@ pub mod choice;
 pub mod clauses;
 pub mod compare;
 pub mod config;
+pub mod content;
 pub mod exit;
 mod hex;
 pub mod host;

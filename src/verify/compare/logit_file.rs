@@ -1,7 +1,7 @@
-//! Logit files of any engine: raw f32, reference JSON, safetensors, run JSON.
+//! Logit files of any engine: raw f32, reference JSON, safetensors, NumPy, run JSON.
 //!
-//! The format is recognised by content, not by name: a valid safetensors prefix, else a JSON
-//! object, else raw little-endian f32. A raw file says nothing about its ids or its vocabulary.
+//! The format is recognised by content, not by name. What is of no known form is raw little-endian
+//! f32, if its values can be logits; it says nothing about its ids or its vocabulary.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -9,9 +9,11 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use thiserror::Error;
 
+use super::numpy;
 use crate::tensor_file::{IDS, TensorValues, parse_file};
 use k3_checkpoint::{Malformed, Problem};
 use k3_core::Precision;
+use k3_core::content::known_form;
 use k3_core::stages::StageValues;
 
 /// Why a logit file cannot be used.
@@ -19,12 +21,20 @@ use k3_core::stages::StageValues;
 #[error(transparent)]
 pub struct LogitFileError(#[from] Malformed);
 
+impl LogitFileError {
+    /// What is wrong, without the file's name.
+    #[must_use]
+    pub fn problem(&self) -> &Problem {
+        &self.0.problem
+    }
+}
+
 /// Logits with what the file says about them.
 #[derive(Debug, Clone, PartialEq)]
 pub struct LogitFile {
     /// Where they come from.
     pub path: PathBuf,
-    /// `raw f32`, `reference JSON`, `safetensors`, `run JSON`.
+    /// `raw f32`, `reference JSON`, `safetensors`, `NumPy`, `run JSON`.
     pub form: &'static str,
     /// The precision they were stored in.
     pub stored: Precision,
@@ -47,7 +57,11 @@ impl LogitFile {
     ///
     /// [`LogitFileError`] for a file that is missing, empty, cut or contradicts itself.
     pub fn read(path: &Path) -> Result<Self, LogitFileError> {
-        let bytes = std::fs::read(path).map_err(|error| Problem::whole(error).in_file(path))?;
+        let fails = |error: std::io::Error| Problem::whole(error).in_file(path);
+        if !std::fs::metadata(path).map_err(fails)?.is_file() {
+            return Err(Problem::whole("not a regular file").in_file(path).into());
+        }
+        let bytes = std::fs::read(path).map_err(fails)?;
         if bytes.is_empty() {
             return Err(empty(path));
         }
@@ -55,10 +69,16 @@ impl LogitFile {
         if named("safetensors") || looks_like_safetensors(&bytes) {
             return from_safetensors(path, &bytes);
         }
+        if bytes.starts_with(numpy::MAGIC) || bytes.starts_with(numpy::ZIP_MAGIC) {
+            return from_numpy(path, &bytes);
+        }
         if named("json") || looks_like_json(&bytes) {
             return from_json(path, &bytes);
         }
         let values = raw_values(path, &bytes)?;
+        if let Some(problem) = not_logits(&values) {
+            return Err(Problem::whole(problem).in_file(path).into());
+        }
         Ok(Self::bare(path, "raw f32", Precision::F32, values))
     }
 
@@ -75,17 +95,26 @@ impl LogitFile {
         }
     }
 
-    /// The ids that the given number of rows was made from, and nothing of what came out: the
-    /// prompt, and of the generated ids those that were fed back.
+    /// Whether the two were made from different ids, in words: the prompts, and of the generated
+    /// ids those that were fed back. Of two files with a row for every id of the prompt, one may
+    /// have fewer; then the ids of the rows that both have decide.
     #[must_use]
-    pub fn differs_in_ids(&self, other: &Self, rows: usize) -> Option<String> {
+    pub fn differs_in_ids(&self, other: &Self, vocabulary: usize) -> Option<String> {
+        let rows = [self, other].map(|file| file.values.len() / vocabulary.max(1));
+        let common = rows[0].min(rows[1]);
+        let by_position = |file: &Self, rows: usize| {
+            file.prompt_ids.as_ref().is_some_and(|ids| ids.len() == rows)
+        };
+        let prefixes =
+            rows[0] != rows[1] && (by_position(self, rows[0]) || by_position(other, rows[1]));
+        let of_prompt = if prefixes { common } else { usize::MAX };
         let lists = [
-            ("prompt ids", &self.prompt_ids, &other.prompt_ids, usize::MAX),
+            ("prompt ids", &self.prompt_ids, &other.prompt_ids, of_prompt),
             (
                 "ids fed after the prompt",
                 &self.generated_ids,
                 &other.generated_ids,
-                rows.saturating_sub(1),
+                common.saturating_sub(1),
             ),
         ];
         for (what, mine, theirs, count) in lists {
@@ -126,15 +155,41 @@ pub fn looks_like_safetensors(bytes: &[u8]) -> bool {
 
 fn looks_like_json(bytes: &[u8]) -> bool {
     let start = bytes.iter().find(|byte| !byte.is_ascii_whitespace());
-    start == Some(&b'{') && std::str::from_utf8(bytes).is_ok()
+    matches!(start, Some(b'{' | b'[')) && std::str::from_utf8(bytes).is_ok()
+}
+
+/// The largest logit that is believed of content without a header. Those of K3 are below 100.
+const LARGEST: f64 = 1e4;
+
+/// Smaller values are no logits either, unless zero: one in 10⁹ is by chance.
+const SMALLEST: f64 = 1e-9;
+
+/// Why values read as f32 cannot be logits: magnitudes or exponents that no logits have. Large
+/// negative values are left: ids are suppressed with them.
+fn not_logits(values: &[f64]) -> Option<String> {
+    let first = |wrong: &dyn Fn(f64) -> bool| values.iter().position(|value| wrong(*value));
+    let hint = "16-bit or 64-bit values, another byte order, a header?";
+    if let Some(at) = first(&|value| value.is_finite() && value > LARGEST) {
+        let value = values[at];
+        return Some(format!("expected logits in f32, got {value:e} at element {at} ({hint})"));
+    }
+    let tiny = |value: &&f64| **value != 0.0 && value.abs() < SMALLEST;
+    let (count, all) = (values.iter().filter(tiny).count(), values.len());
+    (count > all / 100).then(|| {
+        format!("expected logits in f32, got {count} of {all} values below {SMALLEST:e} ({hint})")
+    })
 }
 
 /// Raw little-endian f32 as f64.
 ///
 /// # Errors
 ///
-/// An empty or a cut file.
+/// An empty or a cut file, content of another known form.
 pub fn raw_values(path: &Path, bytes: &[u8]) -> Result<Vec<f64>, LogitFileError> {
+    if let Some(form) = known_form(bytes) {
+        let what = format!("expected raw f32, got {form}");
+        return Err(Problem::whole(what).in_file(path).into());
+    }
     match bytes.as_chunks::<4>() {
         ([], []) => Err(empty(path)),
         (words, []) => Ok(words.iter().map(|word| f64::from(f32::from_le_bytes(*word))).collect()),
@@ -158,39 +213,84 @@ fn field_error(path: &Path, field: &str, expected: &str, got: impl ToString) -> 
 fn from_safetensors(path: &Path, bytes: &[u8]) -> Result<LogitFile, LogitFileError> {
     let file = parse_file(path, bytes).map_err(|error| error.0)?;
     let (name, tensor) = pick_logits(path, &file.tensors)?;
-    let mut shape: &[usize] = &tensor.shape;
+    let (vocabulary, values) = rows_of(path, name, &tensor.shape, &tensor.values)?;
+    let stored = tensor.stored.unwrap_or(Precision::F32);
+    let mut logits = LogitFile::bare(path, "safetensors", stored, values);
+    logits.vocabulary = Some(vocabulary);
+    let id_tensor = |name: &str| ids_among(&file.tensors.get(name)?.values);
+    let id_text = |name: &str| parse_ids(file.metadata.get(name)?);
+    let ids = |name: &&str| id_tensor(name).or_else(|| id_text(name));
+    logits.prompt_ids = PROMPT_IDS.iter().find_map(ids);
+    logits.generated_ids = GENERATED_IDS.iter().find_map(ids);
+    logits.header = file.metadata.clone();
+    Ok(logits)
+}
+
+/// Spellings of the ids given: ours, Hugging Face's, vLLM's, llama.cpp's.
+const PROMPT_IDS: [&str; 6] =
+    ["prompt_ids", IDS, "input_ids", "prompt_token_ids", "tokens", "input_tokens"];
+
+/// Spellings of the ids that came out.
+const GENERATED_IDS: [&str; 4] = ["generated_ids", "output_ids", "token_ids", "output_token_ids"];
+
+/// Size of a row and values of logits \[T, V\] or \[V\]; leading extents of 1 are left out.
+fn rows_of(
+    path: &Path,
+    name: &str,
+    full_shape: &[usize],
+    values: &StageValues,
+) -> Result<(usize, Vec<f64>), LogitFileError> {
+    let mut shape = full_shape;
     while let [1, rest @ ..] = shape
         && rest.len() > 1
     {
         shape = rest;
     }
-    let StageValues::Real(values) = &tensor.values else {
+    let StageValues::Real(values) = values else {
         return Err(field_error(path, name, "floating-point values", "integers"));
     };
-    let [.., vocabulary] = *shape else {
-        return Err(field_error(path, name, "a shape [T, V]", "[]"));
+    let ([vocabulary] | [_, vocabulary]) = *shape else {
+        return Err(field_error(path, name, "a shape [T, V]", format!("{full_shape:?}")));
     };
-    if shape.len() > 2 {
-        let got = format!("{:?}", tensor.shape);
-        return Err(field_error(path, name, "a shape [T, V]", got));
-    }
     if values.is_empty() {
         return Err(empty(path));
     }
-    let stored = tensor.stored.unwrap_or(Precision::F32);
-    let mut logits = LogitFile::bare(path, "safetensors", stored, values.clone());
-    logits.vocabulary = Some(vocabulary);
-    let id_tensor = |name: &str| match file.tensors.get(name).map(|tensor| &tensor.values) {
-        Some(StageValues::Ids(ids)) => ids.iter().map(|id| u32::try_from(*id).ok()).collect(),
-        _ => None,
-    };
-    let id_text = |name: &str| parse_ids(file.metadata.get(name)?);
-    for key in ["prompt_ids", IDS] {
-        logits.prompt_ids = logits.prompt_ids.or_else(|| id_tensor(key));
-        logits.prompt_ids = logits.prompt_ids.or_else(|| id_text(key));
+    Ok((vocabulary, values.clone()))
+}
+
+fn ids_among(values: &StageValues) -> Option<Vec<u32>> {
+    match values {
+        StageValues::Ids(ids) => ids.iter().map(|id| u32::try_from(*id).ok()).collect(),
+        StageValues::Real(_) => None,
     }
-    logits.generated_ids = id_tensor("generated_ids").or_else(|| id_text("generated_ids"));
-    logits.header = file.metadata.clone();
+}
+
+/// A `.npy` of logits, or a `.npz` with them and their ids.
+fn from_numpy(path: &Path, bytes: &[u8]) -> Result<LogitFile, LogitFileError> {
+    let fails = |what: String| Problem::whole(what).in_file(path);
+    let arrays = if bytes.starts_with(numpy::MAGIC) {
+        BTreeMap::from([("logits".to_owned(), numpy::read(bytes).map_err(fails)?)])
+    } else {
+        numpy::read_archive(bytes).map_err(fails)?
+    };
+    let real = |array: &&numpy::Array| matches!(array.values, StageValues::Real(_));
+    let mut only = arrays.iter().filter(|(_, array)| real(array));
+    let found = match (arrays.get_key_value("logits"), only.next(), only.next()) {
+        (Some(found), ..) | (None, Some(found), None) => found,
+        _ => {
+            let got = format!("{} of other names", arrays.len());
+            return Err(field_error(path, "logits", "an array of this name", got));
+        }
+    };
+    let (name, array) = found;
+    let (vocabulary, values) = rows_of(path, name, &array.shape, &array.values)?;
+    let stored = array.stored.unwrap_or(Precision::F32);
+    let mut logits = LogitFile::bare(path, "NumPy", stored, values);
+    // One dimension does not say where a row ends.
+    logits.vocabulary = (array.shape.len() > 1).then_some(vocabulary);
+    let ids = |name: &&str| ids_among(&arrays.get(*name)?.values);
+    logits.prompt_ids = PROMPT_IDS.iter().find_map(ids);
+    logits.generated_ids = GENERATED_IDS.iter().find_map(ids);
     Ok(logits)
 }
 
@@ -235,67 +335,112 @@ pub fn parse_ids(text: &str) -> Option<Vec<u32>> {
 }
 
 /// `logits_bits` (f32 bits), `logits` (numbers) or `logits_file` (raw f32 in the same folder).
+/// Nested lists are rows.
 fn from_json(path: &Path, bytes: &[u8]) -> Result<LogitFile, LogitFileError> {
-    let json: Value =
+    let mut json: Value =
         serde_json::from_slice(bytes).map_err(|error| Problem::whole(error).in_file(path))?;
-    let (form, stored, values) = if let Some(bits) = json.get("logits_bits") {
+    if json.is_array() {
+        json = serde_json::json!({ "logits": json });
+    }
+    let (form, (rows, values)) = if let Some(bits) = json.get("logits_bits") {
         let word = |value: &Value| {
             let bits = u32::try_from(value.as_u64()?).ok()?;
             Some(f64::from(f32::from_bits(bits)))
         };
         let values = numbers(path, "logits_bits", "the bits of an f32", bits, &word)?;
-        ("reference JSON", Precision::F32, values)
+        ("reference JSON", values)
     } else if let Some(plain) = json.get("logits") {
-        let values = numbers(path, "logits", "a number", plain, &Value::as_f64)?;
-        ("run JSON", Precision::F32, values)
+        ("run JSON", numbers(path, "logits", "a number", plain, &Value::as_f64)?)
     } else if let Some(name) = json.get("logits_file").and_then(Value::as_str) {
         let beside = path.parent().unwrap_or(Path::new(".")).join(name);
-        let bytes =
-            std::fs::read(&beside).map_err(|error| Problem::whole(error).in_file(&beside))?;
-        ("run JSON", Precision::F32, raw_values(&beside, &bytes)?)
+        let raw = LogitFile::read(&beside)?;
+        ("run JSON", (raw.vocabulary, raw.values))
     } else {
         let expected = "logits_bits, logits or logits_file";
         return Err(field_error(path, "logits_bits", expected, "none of them"));
     };
-    let mut logits = LogitFile::bare(path, form, stored, values);
-    logits.prompt_ids = ids_of(path, &json, "prompt_ids")?;
-    logits.generated_ids = ids_of(path, &json, "generated_ids")?;
-    logits.vocabulary = ["vocab", "vocab_size", "vocabulary"]
+    let mut logits = LogitFile::bare(path, form, Precision::F32, values);
+    for (names, ids) in
+        [(&PROMPT_IDS[..], &mut logits.prompt_ids), (&GENERATED_IDS[..], &mut logits.generated_ids)]
+    {
+        for name in names {
+            if ids.is_none() {
+                *ids = ids_of(path, &json, name)?;
+            }
+        }
+    }
+    let stated = ["vocab", "vocab_size", "vocabulary"]
         .iter()
         .find_map(|key| json.get(key)?.as_u64())
         .and_then(|size| usize::try_from(size).ok());
+    if let (Some(rows), Some(stated)) = (rows, stated)
+        && rows != stated
+    {
+        let expected = format!("{rows}, the length of its rows");
+        return Err(field_error(path, "vocab", &expected, stated));
+    }
+    logits.vocabulary = stated.or(rows);
     check_against_itself(&logits, &json)?;
     Ok(logits)
 }
 
+/// The length of the rows, if the list has any, and all numbers of a list that may be nested.
 fn numbers(
     path: &Path,
     field: &str,
     what: &str,
     value: &Value,
     read: &dyn Fn(&Value) -> Option<f64>,
-) -> Result<Vec<f64>, LogitFileError> {
-    let mut values = Vec::new();
+) -> Result<(Option<usize>, Vec<f64>), LogitFileError> {
+    let (mut rows, mut values) = (None, Vec::new());
     let mut open = vec![value];
     while let Some(value) = open.pop() {
-        match value {
-            Value::Array(items) => open.extend(items.iter().rev()),
-            other => match read(other) {
+        let Value::Array(items) = value else {
+            match read(value) {
                 Some(number) => values.push(number),
-                None => return Err(field_error(path, field, what, other)),
-            },
+                None => return Err(field_error(path, field, what, value)),
+            }
+            continue;
+        };
+        let nested = items.iter().any(Value::is_array);
+        if !nested && rows.is_some_and(|rows| rows != items.len()) {
+            let expected = format!("rows of {} numbers", rows.unwrap_or(0));
+            return Err(field_error(path, field, &expected, items.len()));
         }
+        if nested && !items.iter().all(Value::is_array) {
+            return Err(field_error(path, field, "rows, or numbers", "both in one list"));
+        }
+        if !nested {
+            rows = Some(items.len());
+        }
+        open.extend(items.iter().rev());
     }
     if values.is_empty() {
         return Err(empty(path));
     }
-    Ok(values)
+    // One list alone does not say where a row ends.
+    let is_nested = value.as_array().is_some_and(|items| items.iter().any(Value::is_array));
+    Ok((rows.filter(|_| is_nested), values))
 }
 
+/// A list of ids, or such a list as the only row of another. Pieces of text are no ids.
 fn ids_of(path: &Path, json: &Value, field: &str) -> Result<Option<Vec<u32>>, LogitFileError> {
-    let Some(value) = json.get(field).filter(|value| !value.is_null()) else {
+    let Some(mut value) = json.get(field).filter(|value| !value.is_null()) else {
         return Ok(None);
     };
+    if let Value::Array(rows) = value
+        && rows.iter().any(Value::is_array)
+    {
+        let [row] = rows.as_slice() else {
+            let got = format!("{} of them", rows.len());
+            return Err(field_error(path, field, "one list of ids", got));
+        };
+        value = row;
+    }
+    if value.as_array().is_some_and(|items| !items.is_empty() && items.iter().all(Value::is_string))
+    {
+        return Ok(None);
+    }
     let id = |value: &Value| value.as_u64().and_then(|id| u32::try_from(id).ok());
     let ids = value.as_array().map(|ids| ids.iter().map(id).collect());
     match ids {
@@ -374,9 +519,9 @@ mod tests {
         assert_eq!(raw.values, [1.5, 2.5]);
         assert_eq!(raw.values, json.values);
         assert_eq!((raw.form, json.form), ("raw f32", "reference JSON"));
-        assert_eq!(raw.differs_in_ids(&json, 1), None);
+        assert_eq!(raw.differs_in_ids(&json, 2), None);
         let mut other = json.clone();
         other.prompt_ids = Some(vec![8]);
-        assert!(json.differs_in_ids(&other, 1).is_some());
+        assert!(json.differs_in_ids(&other, 2).is_some());
     }
 }

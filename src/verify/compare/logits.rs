@@ -2,7 +2,10 @@
 //!
 //! Per row: the id each side would choose, how close the two best of the expected side are, how
 //! many of the k best are shared, the rank correlation, the KL divergence and the correlation. A
-//! row in which all values are equal chooses nothing and never passes.
+//! row in which all values are equal chooses nothing and never passes, and neither does a row that
+//! says something else altogether, whatever the tolerance allows.
+
+use std::collections::BTreeSet;
 
 use serde::Serialize;
 
@@ -10,6 +13,10 @@ use k3_core::compare::{Comparison, Tolerance, compare};
 
 /// The k of the top-k overlap, cut to the vocabulary.
 pub const OVERLAP: usize = 10;
+
+/// A row whose KL divergence is larger says something else. Evaluations of one model in BF16 differ
+/// by less than 0.1 nats; two unrelated rows by several.
+const ABSURD_DIVERGENCE: f64 = 1.0;
 
 /// One row of both sides.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -40,6 +47,16 @@ pub struct RowAgreement {
     pub kl_divergence: f64,
 }
 
+impl RowAgreement {
+    /// Whether the two rows say different things altogether: a divergence of whole nats, or
+    /// another choice with fewer than half of the k best in common.
+    #[must_use]
+    pub fn is_absurd(&self) -> bool {
+        self.kl_divergence > ABSURD_DIVERGENCE
+            || (self.argmax_got != self.argmax_expected && 2 * self.overlap < self.overlap_of)
+    }
+}
+
 /// Two sets of logits \[rows, vocabulary\].
 #[derive(Debug, Clone, PartialEq, Serialize)]
 pub struct LogitComparison {
@@ -61,6 +78,26 @@ impl LogitComparison {
         self.rows.iter().filter(same).count()
     }
 
+    /// The first row that says something else altogether.
+    #[must_use]
+    pub fn first_absurd(&self) -> Option<&RowAgreement> {
+        self.rows.iter().find(|row| row.is_absurd())
+    }
+
+    /// Ids as they were before some were left out: `kept` are those of the rows compared.
+    fn renumber(&mut self, kept: &[usize]) {
+        for row in &mut self.rows {
+            row.argmax_got = kept[row.argmax_got];
+            row.argmax_expected = kept[row.argmax_expected];
+        }
+        let record = &mut self.record;
+        for extreme in [&mut record.max_abs, &mut record.max_rel, &mut record.first_mismatch] {
+            if let Some([_, id]) = extreme.as_mut().map(|extreme| extreme.index.as_mut_slice()) {
+                *id = kept[*id];
+            }
+        }
+    }
+
     /// The first row in which the argmax differs by more than a near tie.
     #[must_use]
     pub fn first_other_choice(&self) -> Option<&RowAgreement> {
@@ -69,19 +106,32 @@ impl LogitComparison {
     }
 }
 
-/// Compares logits, row-major in rows of `vocabulary`, with an absolute tolerance or in bits.
+/// Logits without the masked ids, row-major in rows of the ids that are left; and those ids.
+#[must_use]
+pub fn unmasked(
+    values: &[f64],
+    vocabulary: usize,
+    mask: &BTreeSet<usize>,
+) -> (Vec<f64>, Vec<usize>) {
+    let kept: Vec<usize> = (0..vocabulary).filter(|id| !mask.contains(id)).collect();
+    let rows = values.chunks(vocabulary.max(1));
+    (rows.flat_map(|row| kept.iter().map(|&id| row[id])).collect(), kept)
+}
+
+/// Compares logits, row-major in rows of the `kept` ids of a vocabulary.
 #[must_use]
 pub fn compare_logits(
     got: &[f64],
     expected: &[f64],
-    vocabulary: usize,
+    kept: &[usize],
     tolerance: &Tolerance,
 ) -> LogitComparison {
-    let rows = expected.len() / vocabulary.max(1);
-    let mut record = compare(got, expected, &[rows, vocabulary], tolerance);
+    let width = kept.len();
+    let rows = expected.len() / width.max(1);
+    let mut record = compare(got, expected, &[rows, width], tolerance);
     if record.problem.is_none() {
         record.problem =
-            flat_row(got, vocabulary, "got").or_else(|| flat_row(expected, vocabulary, "expected"));
+            flat_row(got, width, "got").or_else(|| flat_row(expected, width, "expected"));
     }
     if record.problem.is_some() {
         record.passed = false;
@@ -92,20 +142,28 @@ pub fn compare_logits(
             rows: Vec::new(),
         };
     }
-    let band = match tolerance {
-        Tolerance::Absolute(tolerance) => 2.0 * tolerance,
-        _ => 0.0,
+    // Two evaluations within the tolerance may choose differently where the expected logits are
+    // no further apart than both errors together.
+    let allowed = |at: usize| match tolerance {
+        Tolerance::Absolute(tolerance) => *tolerance,
+        Tolerance::PerElement(bounds) => bounds[at],
+        Tolerance::Mixed { .. } | Tolerance::Bits => 0.0,
     };
-    let pairs = got.chunks(vocabulary).zip(expected.chunks(vocabulary));
+    let pairs = got.chunks(width).zip(expected.chunks(width));
     let rows: Vec<RowAgreement> = pairs
         .enumerate()
-        .map(|(row, (got, expected))| agreement(row, got, expected, band))
+        .map(|(row, (got, expected))| {
+            agreement(row, got, expected, &|id| allowed(row * width + id))
+        })
         .collect();
     let largest = expected.iter().map(|value| value.abs()).fold(0.0, f64::max);
     let worst = record.max_abs.as_ref().map_or(0.0, |worst| worst.difference);
     let mut comparison =
         LogitComparison { passed: false, record, relative_to_largest: worst / largest, rows };
-    comparison.passed = comparison.record.passed && comparison.first_other_choice().is_none();
+    comparison.passed = comparison.record.passed
+        && comparison.first_other_choice().is_none()
+        && comparison.first_absurd().is_none();
+    comparison.renumber(kept);
     comparison
 }
 
@@ -119,7 +177,12 @@ fn flat_row(values: &[f64], vocabulary: usize, side: &str) -> Option<String> {
     Some(format!("{side}: all {vocabulary} logits of row {row} are {value}"))
 }
 
-fn agreement(row: usize, got: &[f64], expected: &[f64], band: f64) -> RowAgreement {
+fn agreement(
+    row: usize,
+    got: &[f64],
+    expected: &[f64],
+    allowed: &dyn Fn(usize) -> f64,
+) -> RowAgreement {
     let (best_got, best_expected) = (largest_first(got), largest_first(expected));
     let overlap_of = OVERLAP.min(expected.len());
     let chosen = &best_got[..overlap_of];
@@ -133,7 +196,8 @@ fn agreement(row: usize, got: &[f64], expected: &[f64], band: f64) -> RowAgreeme
         top_got: got[argmax_got],
         top_expected: expected[argmax_expected],
         gap,
-        near_tie: argmax_got != argmax_expected && gap <= band,
+        near_tie: argmax_got != argmax_expected
+            && gap <= allowed(argmax_got) + allowed(argmax_expected),
         overlap: shared.count(),
         overlap_of,
         rank_correlation: correlation(&ranks(got, &best_got), &ranks(expected, &best_expected)),
@@ -197,7 +261,8 @@ mod tests {
     use super::*;
 
     fn within(got: &[f64], expected: &[f64], tolerance: f64) -> LogitComparison {
-        compare_logits(got, expected, expected.len(), &Tolerance::Absolute(tolerance))
+        let kept: Vec<usize> = (0..expected.len()).collect();
+        compare_logits(got, expected, &kept, &Tolerance::Absolute(tolerance))
     }
 
     /// Numbers worked out by hand: two values exchanged out of four.
@@ -237,6 +302,29 @@ mod tests {
             assert!(!comparison.passed, "{got:?} {expected:?}");
             assert!(comparison.record.problem.unwrap().contains("all 4 logits"));
         }
+    }
+
+    /// What the tolerance allows is no excuse for a row that says something else.
+    #[test]
+    fn unrelated_rows_never_pass() {
+        let expected: Vec<f64> = (0..40).map(|i| f64::from(i * 7 % 40) / 4.0).collect();
+        let got: Vec<f64> = (0..40).map(|i| f64::from(i * 11 % 40) / 4.0).collect();
+        let comparison = within(&got, &expected, 1e30);
+        assert!(comparison.record.passed && !comparison.passed);
+        assert!(comparison.first_absurd().is_some());
+    }
+
+    /// Masked ids are left out of every number, and the others keep their ids.
+    #[test]
+    fn masked_ids_decide_nothing() {
+        let mask = BTreeSet::from([1]);
+        let (got, kept) = unmasked(&[1.0, -1e9, 2.0, 4.0, -1e9, 0.5], 3, &mask);
+        let (expected, _) = unmasked(&[1.0, -1e9, 2.5, 4.0, -1e9, 0.5], 3, &mask);
+        assert_eq!((got.as_slice(), kept.as_slice()), (&[1.0, 2.0, 4.0, 0.5][..], &[0, 2][..]));
+        let comparison = compare_logits(&got, &expected, &kept, &Tolerance::Absolute(0.1));
+        assert!(!comparison.passed);
+        assert_eq!(comparison.record.max_abs.unwrap().index, [0, 2]);
+        assert_eq!(comparison.rows[0].argmax_got, 2);
     }
 
     /// Equal values share a rank; without that, two rows with the same ties in another order of

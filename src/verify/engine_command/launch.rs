@@ -150,10 +150,8 @@ fn read_logits(path: &Path, vocabulary: usize) -> Result<(usize, Vec<f64>), Laun
         }
         values
     } else {
-        raw_values(path, &bytes).map_err(|_| match bytes.len() {
-            0 => LaunchError::logits("the file is empty"),
-            count => LaunchError::logits(format!("{count} bytes are not whole f32 values")),
-        })?
+        // The path is one of ours and gone by the time anybody reads it.
+        raw_values(path, &bytes).map_err(|error| LaunchError::logits(error.problem()))?
     };
     if values.is_empty() || !values.len().is_multiple_of(vocabulary) {
         return Err(whole_rows(format!("{} values", values.len())));
