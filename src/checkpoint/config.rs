@@ -64,7 +64,7 @@ fn list_problems(problems: &[Problem]) -> String {
 /// Every variant of [`ConfigError`].
 pub fn read(path: &Path) -> Result<RawConfig, ConfigError> {
     let unreadable = |reason| Malformed::unreadable(path, &reason);
-    let file = File::open(path).map_err(unreadable)?;
+    let file = k3_core::host::files::open(path).map_err(unreadable)?;
     let mut bytes = Vec::new();
     file.take(MAX_CONFIG_BYTES + 1).read_to_end(&mut bytes).map_err(unreadable)?;
     parse(&bytes, path)

@@ -47,7 +47,7 @@ pub fn identity(checkpoint: &Checkpoint) -> Result<Identity, ReadError> {
         return Err(Problem::whole(what).in_file(checkpoint.folder()).into());
     }
     let path = checkpoint.config_path();
-    let config = fs::read(&path).map_err(|reason| Malformed::unreadable(&path, &reason))?;
+    let config = k3_core::host::files::read(&path).map_err(|reason| Malformed::unreadable(&path, &reason))?;
     let mut hash = Sha256::new_with_prefix(RECIPE);
     add_framed(&mut hash, &config);
     for shard in checkpoint.shards() {

@@ -46,7 +46,7 @@ impl ShardIndex {
     /// A file that cannot be read, is too large, or is not an index.
     pub fn read(path: &Path) -> Result<Self, Malformed> {
         let unreadable = |reason| Malformed::unreadable(path, &reason);
-        let file = File::open(path).map_err(unreadable)?;
+        let file = k3_core::host::files::open(path).map_err(unreadable)?;
         let file_bytes = file.metadata().map_err(unreadable)?.len();
         if file_bytes > MAX_INDEX_BYTES {
             let what = format!("{file_bytes} bytes, above the limit of {MAX_INDEX_BYTES}");

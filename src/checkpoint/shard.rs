@@ -78,7 +78,7 @@ impl Shard {
         if !std::fs::metadata(path).map_err(unreadable)?.is_file() {
             return Err(in_file(Problem::whole("not a regular file")));
         }
-        let file = File::open(path).map_err(unreadable)?;
+        let file = k3_core::host::files::open(path).map_err(unreadable)?;
         let file_bytes = file.metadata().map_err(unreadable)?.len();
         let read = |buffer: &mut [u8], offset| {
             read_full(buffer, offset, |part, at| file.read_at(part, at)).map_err(unreadable)

@@ -72,9 +72,7 @@ impl NewFolder {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),
         };
-        tempfile::Builder::new()
-            .prefix(".k3-verify-")
-            .tempdir_in(parent)
+        files::scratch_folder(".k3-verify-", Some(parent))
             .map(Self)
             .map_err(|error| cannot_write(target, &error))
     }

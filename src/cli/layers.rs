@@ -263,7 +263,7 @@ impl Plan {
 }
 
 fn digest(path: &Path) -> Result<String, CommandError> {
-    let bytes = std::fs::read(path)
+    let bytes = k3_core::host::files::read(path)
         .map_err(|error| bad_input(anyhow::anyhow!("{}: {error}", path.display())))?;
     Ok(hex_sha256(&bytes))
 }

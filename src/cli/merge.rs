@@ -40,7 +40,7 @@ fn read(path: &Path) -> Result<(String, LayersReport), CommandError> {
         bad_input(anyhow::anyhow!("{name}: {what}"))
             .hint("a part is the report.json that layers --part i/N --out DIR writes")
     };
-    let bytes = std::fs::read(&file).map_err(|error| refused(error.to_string()))?;
+    let bytes = k3_core::host::files::read(&file).map_err(|error| refused(error.to_string()))?;
     let report: LayersReport = serde_json::from_slice(&bytes)
         .map_err(|error| refused(format!("not a report of layers: {error}")))?;
     if report.schema != SCHEMA {

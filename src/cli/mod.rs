@@ -33,6 +33,7 @@ use std::io::Write as _;
 use clap::{Parser, Subcommand};
 
 use k3_core::exit::Exit;
+use k3_core::host::interrupt::Interrupt;
 pub use output::CommandError;
 
 /// A verification-first harness for Kimi K3.
@@ -88,7 +89,13 @@ enum Command {
 /// Parses the process's arguments, runs the command and says how to exit.
 #[must_use]
 pub fn main() -> Exit {
-    let cli = Cli::parse();
+    let cli = match parsed() {
+        Ok(cli) => cli,
+        Err(exit) => return exit,
+    };
+    if let Err(error) = prepare() {
+        return output::report_error(&error);
+    }
     let result = match &cli.command {
         Command::Gates(args) => gates::run(args),
         Command::Simcache(args) => simcache::run(args),
@@ -113,6 +120,27 @@ pub fn main() -> Exit {
         Ok(exit) => exit,
         Err(error) => output::report_error(&error),
     }
+}
+
+/// The arguments, or how to exit: help that cannot be written is an error.
+fn parsed() -> Result<Cli, Exit> {
+    Cli::try_parse().map_err(|error| {
+        let written = error.print().and_then(|()| std::io::stdout().flush());
+        match output::quiet_pipe(written) {
+            Err(error) => output::report_error(&error),
+            Ok(()) if error.use_stderr() => Exit::Usage,
+            Ok(()) => Exit::Conforms,
+        }
+    })
+}
+
+/// Signals and threads of the process.
+fn prepare() -> Result<(), CommandError> {
+    let refused = |error: anyhow::Error| CommandError::new(error, Exit::Refused);
+    Interrupt::end_others().map_err(|e| refused(anyhow::anyhow!("cannot start a thread: {e}")))?;
+    // The first parallel loop would start it, and panic where it cannot.
+    let global = rayon::ThreadPoolBuilder::new().build_global();
+    global.map_err(|error| refused(anyhow::anyhow!("cannot start the threads: {error}")))
 }
 
 fn completions(shell: clap_complete::Shell) -> Result<Exit, CommandError> {

@@ -101,11 +101,29 @@ pub fn pool(threads: usize) -> Result<ThreadPool, CommandError> {
 pub fn report_error(error: &CommandError) -> Exit {
     let mut stderr = io::stderr().lock();
     // If stderr is closed, the exit code has to do.
-    let _ = writeln!(stderr, "error: {}", in_one_line(&error.error));
+    let _ = writeln!(stderr, "error: {}", shown(&in_one_line(&error.error)));
     if let Some(hint) = &error.hint {
-        let _ = writeln!(stderr, "hint: {hint}");
+        let _ = writeln!(stderr, "hint: {}", shown(hint));
     }
     error.exit
+}
+
+/// The longest line of an error, in characters.
+const LONGEST_LINE: usize = 400;
+
+/// A line as it is shown: control characters escaped, what is too long cut with a count.
+fn shown(line: &str) -> String {
+    let escaped: String = line
+        .chars()
+        .flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] })
+        .collect();
+    let count = escaped.chars().count();
+    if count <= LONGEST_LINE {
+        return escaped;
+    }
+    let rest = |kept: usize| format!("… ({} more characters)", count - kept);
+    let kept = LONGEST_LINE - rest(0).chars().count();
+    escaped.chars().take(kept).chain(rest(kept).chars()).collect()
 }
 
 /// An error and its causes; a cause whose text the error already contains is omitted.
@@ -207,6 +225,14 @@ mod tests {
     use super::*;
 
     /// Errors that name their cause and also return it as source printed it two or three times.
+    #[test]
+    fn a_long_error_is_one_line_of_400_characters() {
+        let line = shown(&format!("a\nb {}", "é".repeat(100_000)));
+        assert_eq!(line.chars().count(), LONGEST_LINE);
+        assert!(line.starts_with("a\\nb é") && line.ends_with("more characters)"), "{line}");
+        assert_eq!(shown(&"x".repeat(400)), "x".repeat(400));
+    }
+
     #[test]
     fn a_cause_is_told_once() {
         let cause = io::Error::new(io::ErrorKind::NotFound, "no such file");

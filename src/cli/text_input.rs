@@ -60,7 +60,7 @@ pub fn read_text(path: &Path, limit_bytes: u64) -> Result<String, CommandError> 
     let done = if from_stdin {
         read(&mut io::stdin().lock(), &mut bytes)
     } else {
-        let mut file = File::open(path)
+        let mut file = k3_core::host::files::open(path)
             .map_err(|error| TextError::from(Malformed::unreadable(path, &error)))?;
         read(&mut file, &mut bytes)
     };

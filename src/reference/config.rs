@@ -44,7 +44,7 @@ fn built_in() -> [(&'static str, Value); 13] {
 pub fn read_config(folder: &Path) -> Result<RawConfig, ReferenceError> {
     let path = folder.join("config.json");
     let bytes =
-        std::fs::read(&path).map_err(|source| ReferenceError::Io { path: path.clone(), source })?;
+        k3_core::host::files::read(&path).map_err(|source| ReferenceError::Io { path: path.clone(), source })?;
     parse_config(&bytes, path)
 }
 

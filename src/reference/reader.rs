@@ -300,7 +300,7 @@ impl Shard {
     fn open(path: PathBuf) -> Result<Self, ReferenceError> {
         let io = |source| ReferenceError::Io { path: path.clone(), source };
         let bad = |what: String| malformed(&path, "safetensors header", what);
-        let mut file = File::open(&path).map_err(io)?;
+        let mut file = k3_core::host::files::open(&path).map_err(io)?;
         let file_bytes = file.metadata().map_err(io)?.len();
         if file_bytes < 8 {
             return Err(bad(format!("expected at least 8 bytes, got {file_bytes}")));
@@ -358,7 +358,7 @@ fn shard_files(folder: &Path) -> Result<Vec<String>, ReferenceError> {
 /// checkpoint folder, never paths out of it.
 fn read_index(file: &Path) -> Result<HashMap<String, String>, ReferenceError> {
     let bad = |what: String| malformed(file, "weight_map", what);
-    let bytes = std::fs::read(file)
+    let bytes = k3_core::host::files::read(file)
         .map_err(|source| ReferenceError::Io { path: file.to_owned(), source })?;
     let index: Index = serde_json::from_slice(&bytes).map_err(|error| bad(error.to_string()))?;
     for (tensor, shard) in &index.weight_map {

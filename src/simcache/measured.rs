@@ -39,7 +39,7 @@ pub struct MeasuredLimit {
 
 /// Reads a table.
 pub fn read(path: &std::path::Path) -> Result<Vec<MeasuredLimit>, MeasuredError> {
-    match std::fs::read_to_string(path) {
+    match k3_core::host::files::read_to_string(path) {
         Ok(text) => parse(&text),
         Err(error) => refused(format!("cannot read the measured table: {error}")),
     }

@@ -227,7 +227,7 @@ fn encode_in_parts(core: &CoreBpe, text: &str, part_bytes: usize, ids: &mut Vec<
 /// A whole file of a vocabulary, at most `limit_bytes` of it, if it is not plainly something else.
 fn read_whole(path: &Path, limit_bytes: u64) -> Result<Vec<u8>, Malformed> {
     let unreadable = |reason| Malformed::unreadable(path, &reason);
-    let file = File::open(path).map_err(unreadable)?;
+    let file = k3_core::host::files::open(path).map_err(unreadable)?;
     let mut bytes = Vec::new();
     file.take(limit_bytes + 1).read_to_end(&mut bytes).map_err(unreadable)?;
     let refused = |what: String| Err(Problem::whole(what).in_file(path));

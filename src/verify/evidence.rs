@@ -233,7 +233,7 @@ impl EvidenceSet {
 
 fn read_json(path: &Path) -> Result<ExpectedJson, Malformed> {
     let text =
-        std::fs::read_to_string(path).map_err(|error| Problem::whole(error).in_file(path))?;
+        k3_core::host::files::read_to_string(path).map_err(|error| Problem::whole(error).in_file(path))?;
     serde_json::from_str(&text).map_err(|error| Problem::whole(error).in_file(path))
 }
 

@@ -285,7 +285,7 @@ fn io_error(path: &Path) -> impl FnOnce(std::io::Error) -> Malformed {
 }
 
 fn scratch_folder() -> Result<tempfile::TempDir, Malformed> {
-    tempfile::Builder::new().prefix("k3-verify-").tempdir().map_err(io_error(&std::env::temp_dir()))
+    files::scratch_folder("k3-verify-", None).map_err(io_error(&std::env::temp_dir()))
 }
 
 fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Malformed> {

@@ -227,7 +227,7 @@ pub fn read(path: &std::path::Path, shape: &ModelShape) -> Result<Trace, TraceEr
     if size > MAX_TRACE_BYTES {
         return Err(too_large(size, MAX_TRACE_BYTES));
     }
-    parse(&std::fs::read(path)?, shape)
+    parse(&k3_core::host::files::read(path)?, shape)
 }
 
 /// [`read`] for bytes already in memory.

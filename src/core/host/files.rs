@@ -1,14 +1,96 @@
-//! Files that appear whole or not at all.
+//! Files that are read only if they are regular, and files that appear whole or not at all.
 
-use std::fs::{self, File, Permissions};
-use std::io::{self, Write as _};
-use std::os::unix::fs::PermissionsExt as _;
-use std::path::Path;
+use std::fs::{self, File, OpenOptions, Permissions};
+use std::io::{self, Read as _, Write as _};
+use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::path::{Path, PathBuf};
+use std::sync::{Mutex, PoisonError};
 
-use tempfile::NamedTempFile;
+use tempfile::{NamedTempFile, TempDir};
 
 /// How the name of a file begins that is not whole yet.
 pub const UNFINISHED: &str = ".writing-";
+
+/// Opens a regular file to read. A FIFO or a device would keep the program waiting.
+///
+/// # Errors
+/// It cannot be opened, or is not a regular file.
+pub fn open(path: &Path) -> io::Result<File> {
+    // Opening a FIFO would wait for a writer: the flag keeps it from that.
+    let file = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path)?;
+    if file.metadata()?.is_file() {
+        Ok(file)
+    } else {
+        Err(io::Error::other("not a regular file"))
+    }
+}
+
+/// `O_NONBLOCK` of Linux.
+const O_NONBLOCK: i32 = 0o4000;
+
+/// The bytes of a regular file.
+///
+/// # Errors
+/// As [`open`], or it cannot be read.
+pub fn read(path: &Path) -> io::Result<Vec<u8>> {
+    let mut file = open(path)?;
+    let mut bytes = Vec::new();
+    file.read_to_end(&mut bytes)?;
+    Ok(bytes)
+}
+
+/// The text of a regular file.
+///
+/// # Errors
+/// As [`read`], or it is not UTF-8.
+pub fn read_to_string(path: &Path) -> io::Result<String> {
+    let text = String::from_utf8(read(path)?);
+    text.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
+}
+
+/// Temporary files and folders of this process, some of them gone by now. Their names are random,
+/// so that none of them is anybody else's.
+static LEFTOVERS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
+
+fn remember(path: &Path) {
+    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
+    LEFTOVERS.lock().unwrap_or_else(PoisonError::into_inner).push(path);
+}
+
+/// Removes every temporary file and folder of this process: for a process that is about to end.
+pub fn remove_leftovers() {
+    for path in LEFTOVERS.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
+        // What is gone needs no removing; a folder may be written to at this moment.
+        let removed = fs::remove_file(&path).or_else(|_| fs::remove_dir_all(&path));
+        if removed.is_err() && path.exists() {
+            let _ = fs::remove_dir_all(&path);
+        }
+    }
+}
+
+/// A temporary folder in the system's place for them, or in `parent`.
+///
+/// # Errors
+/// It cannot be made.
+pub fn scratch_folder(prefix: &str, parent: Option<&Path>) -> io::Result<TempDir> {
+    let mut builder = tempfile::Builder::new();
+    let builder = builder.prefix(prefix);
+    let folder = match parent {
+        Some(parent) => builder.tempdir_in(parent)?,
+        None => builder.tempdir()?,
+    };
+    remember(folder.path());
+    Ok(folder)
+}
+
+/// What a path leads to: a symlink is followed, so that what is written replaces the file and not
+/// the link to it.
+fn followed(path: &Path) -> io::Result<PathBuf> {
+    if !path.is_symlink() {
+        return Ok(path.to_owned());
+    }
+    fs::canonicalize(path).map_err(|_| io::Error::other("is a symlink that leads nowhere"))
+}
 
 /// A temporary file in the folder of `path`, to be renamed to it when it is whole. It may be read
 /// by whom the umask allows, as any new file.
@@ -17,14 +99,17 @@ pub const UNFINISHED: &str = ".writing-";
 /// The folder cannot be written, or `path` is there and is no regular file: renaming over a device
 /// would replace it.
 pub fn temporary_beside(path: &Path) -> io::Result<NamedTempFile> {
-    if fs::metadata(path).is_ok_and(|found| !found.is_file()) {
+    let path = followed(path)?;
+    if fs::metadata(&path).is_ok_and(|found| !found.is_file()) {
         return Err(io::Error::other("is there and is not a regular file"));
     }
     let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    tempfile::Builder::new()
+    let file = tempfile::Builder::new()
         .prefix(UNFINISHED)
         .permissions(Permissions::from_mode(0o666))
-        .tempfile_in(folder.unwrap_or(Path::new(".")))
+        .tempfile_in(folder.unwrap_or(Path::new(".")))?;
+    remember(file.path());
+    Ok(file)
 }
 
 /// Gives a file from [`temporary_beside`] its name once its bytes are on the disk.
@@ -33,7 +118,7 @@ pub fn temporary_beside(path: &Path) -> io::Result<NamedTempFile> {
 /// It cannot be written to the end or renamed.
 pub fn finish(file: NamedTempFile, path: &Path) -> io::Result<()> {
     file.as_file().sync_all()?;
-    file.persist(path).map(|_| ()).map_err(|error| error.error)
+    file.persist(followed(path)?).map(|_| ()).map_err(|error| error.error)
 }
 
 /// Writes a file by `fill`: until it is whole, `path` is what it was.
@@ -74,6 +159,26 @@ mod tests {
         assert_eq!(failed.expect_err("no file").to_string(), "the disk is full");
         assert_eq!(fs::read(&path).expect("the old one"), b"old");
         assert_eq!(fs::read_dir(folder.path()).expect("its entries").count(), 1);
+    }
+
+    #[test]
+    fn a_symlink_is_followed_and_stays() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let (file, link) = (folder.path().join("file"), folder.path().join("link"));
+        replace_file(&file, b"old").expect("the file");
+        std::os::unix::fs::symlink("file", &link).expect("the link");
+        replace_file(&link, b"new").expect("its target");
+        assert!(link.is_symlink());
+        assert_eq!(read(&file).expect("the file"), b"new");
+        fs::remove_file(&file).expect("the file");
+        assert!(replace_file(&link, b"").is_err());
+    }
+
+    #[test]
+    fn a_folder_is_not_read() {
+        let folder = tempfile::tempdir().expect("a folder");
+        let error = read(folder.path()).expect_err("a folder is no file");
+        assert!(error.to_string().contains("not a regular file"), "{error}");
     }
 
     #[test]

@@ -200,7 +200,7 @@ impl SavedState {
     fn start(path: &Path) -> Result<(Self, Source), Malformed> {
         let io_error = |reason: io::Error| Problem::whole(reason).in_file(path);
         let refuse = |what: String| Err(Problem::whole(what).in_file(path));
-        let file = File::open(path).map_err(io_error)?;
+        let file = k3_core::host::files::open(path).map_err(io_error)?;
         let got = file.metadata().map_err(io_error)?.len();
         let mut source = Hashing { inner: BufReader::new(file), hash: Sha256::new() };
         let (mut magic, mut word) = ([0; 8], [0; 4]);

@@ -231,7 +231,7 @@ fn resume(folder: &Path, manifest: &mut Manifest) -> Result<usize, PackError> {
     let path = folder.join(PART_MANIFEST);
     let part = folder.join(format!("{}.part", manifest.data));
     let bytes = fs::metadata(&part).map_or(0, |metadata| metadata.len());
-    let Ok(text) = fs::read(&path) else {
+    let Ok(text) = k3_core::host::files::read(&path) else {
         return Ok(0);
     };
     // One that cannot be read, or of another checkpoint, cannot be resumed.
@@ -366,7 +366,7 @@ impl Pack {
     /// [`PackError::File`].
     pub fn open(folder: &Path) -> Result<Self, PackError> {
         let path = folder.join(MANIFEST);
-        let file = File::open(&path).map_err(|reason| io_error(&path, reason))?;
+        let file = k3_core::host::files::open(&path).map_err(|reason| io_error(&path, reason))?;
         let mut text = Vec::new();
         file.take(MAX_MANIFEST_BYTES)
             .read_to_end(&mut text)

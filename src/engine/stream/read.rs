@@ -48,7 +48,7 @@ impl BlockFile {
     /// # Errors
     /// The file cannot be opened.
     pub fn open(path: &Path, direct: bool) -> Result<Self, ReadError> {
-        let cached = File::open(path).map_err(|reason| ReadError::Io {
+        let cached = k3_core::host::files::open(path).map_err(|reason| ReadError::Io {
             path: path.to_owned(),
             offset: 0,
             wanted_bytes: 0,

@@ -34,7 +34,7 @@ pub struct Entry {
 /// # Errors
 /// [`DigestError`].
 pub fn read_list(path: &Path) -> Result<Vec<Entry>, DigestError> {
-    let text = std::fs::read_to_string(path).map_err(|reason| unreadable(path, &reason))?;
+    let text = k3_core::host::files::read_to_string(path).map_err(|reason| unreadable(path, &reason))?;
     let mut entries = Vec::new();
     for (number, line) in text.lines().enumerate() {
         if line.trim().is_empty() || line.starts_with('#') {
@@ -93,7 +93,7 @@ pub fn compare(
 }
 
 fn hash(path: &Path, done: &dyn Fn(u64)) -> io::Result<String> {
-    let mut file = File::open(path)?;
+    let mut file = k3_core::host::files::open(path)?;
     let (mut hash, mut block) = (Sha256::new(), vec![0; 1 << 20]);
     loop {
         match file.read(&mut block) {

@@ -94,7 +94,7 @@ fn read(folder: &Path, name: &str, problems: &mut Findings) -> Option<Value> {
     if !path.exists() {
         return None;
     }
-    let bytes = std::fs::read(&path).map_err(|error| error.to_string());
+    let bytes = k3_core::host::files::read(&path).map_err(|error| error.to_string());
     let parsed = bytes.and_then(|bytes| {
         serde_json::from_slice(&bytes).map_err(|error| format!("not valid JSON: {error}"))
     });

@@ -64,7 +64,7 @@ fn sniff(path: &Path) -> Option<Foreign> {
         return None;
     }
     let mut first_bytes = Vec::new();
-    let file = fs::File::open(path).ok()?;
+    let file = k3_core::host::files::open(path).ok()?;
     file.take(SNIFF_BYTES as u64).read_to_end(&mut first_bytes).ok()?;
     Foreign::of_content(&first_bytes)
 }

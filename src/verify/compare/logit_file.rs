@@ -58,10 +58,7 @@ impl LogitFile {
     /// [`LogitFileError`] for a file that is missing, empty, cut or contradicts itself.
     pub fn read(path: &Path) -> Result<Self, LogitFileError> {
         let fails = |error: std::io::Error| Problem::whole(error).in_file(path);
-        if !std::fs::metadata(path).map_err(fails)?.is_file() {
-            return Err(Problem::whole("not a regular file").in_file(path).into());
-        }
-        let bytes = std::fs::read(path).map_err(fails)?;
+        let bytes = k3_core::host::files::read(path).map_err(fails)?;
         if bytes.is_empty() {
             return Err(empty(path));
         }

@@ -92,7 +92,7 @@ impl Journal {
     pub fn resume(folder: &Path, header: &Header) -> Result<(Self, Vec<Entry>), JournalError> {
         let path = folder.join(JOURNAL);
         let io = |reason: io::Error| Problem::whole(reason).in_file(&path);
-        let text = fs::read_to_string(&path).map_err(io)?;
+        let text = k3_core::host::files::read_to_string(&path).map_err(io)?;
         let mut lines = text.split_inclusive('\n');
         let first = lines.next().unwrap_or_default();
         let before: Header = serde_json::from_str(first)
@@ -180,7 +180,7 @@ pub fn write_chain(folder: &Path, chain: &Chain) -> Result<(), JournalError> {
 /// It is damaged.
 pub fn read_chain(folder: &Path) -> Result<Option<Chain>, JournalError> {
     let path = folder.join(CHAIN);
-    let bytes = match fs::read(&path) {
+    let bytes = match k3_core::host::files::read(&path) {
         Err(error) if error.kind() == io::ErrorKind::NotFound => return Ok(None),
         other => other.map_err(|reason| Problem::whole(reason).in_file(&path))?,
     };

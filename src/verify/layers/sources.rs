@@ -65,7 +65,7 @@ pub fn sources(
     with_model: bool,
 ) -> Result<Sources, SourcesError> {
     let path = checkpoint.config_path();
-    let config = std::fs::read(&path)
+    let config = k3_core::host::files::read(&path)
         .map_err(|reason| Problem::new("cannot be read", reason.to_string()).in_file(&path))?;
     let mut shards = BTreeMap::new();
     for number in shards_of(checkpoint, shape, layers, with_model) {

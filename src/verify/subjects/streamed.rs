@@ -319,7 +319,7 @@ impl ThroughFile {
 
 impl Sequence for ThroughFile {
     fn feed(&mut self, ids: &[u32], sink: &mut dyn StageSink) -> Result<Logits, SubjectError> {
-        let folder = tempfile::tempdir().map_err(failed)?;
+        let folder = k3_core::host::files::scratch_folder("k3-verify-", None).map_err(failed)?;
         let file = folder.path().join("state");
         let vocabulary = self.0.engine().shape().vocab;
         let mut logits =

@@ -98,7 +98,7 @@ impl SubjectSource for Forgiving {
 
     fn open(&self, model: Opening<'_>) -> Result<Box<dyn Subject>, SubjectError> {
         let failed = |error: std::io::Error| SubjectError::Failed(error.to_string());
-        let folder = tempfile::tempdir().map_err(failed)?;
+        let folder = k3_core::host::files::scratch_folder("k3-verify-", None).map_err(failed)?;
         for entry in std::fs::read_dir(model.dir).map_err(failed)? {
             let entry = entry.map_err(failed)?;
             std::fs::copy(entry.path(), folder.path().join(entry.file_name())).map_err(failed)?;
