@@ -10,6 +10,7 @@ pub mod config;
 pub mod exit;
 mod hex;
 pub mod host;
+pub mod npy;
 mod precision;
 pub mod random;
 pub mod stages;
