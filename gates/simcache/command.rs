@@ -272,7 +272,20 @@ fn what_no_router_writes_is_refused_with_its_likely_cause() {
         .collect();
     let union: Vec<(i32, i32)> =
         (1..93).flat_map(|l| (0..60 + l % 7).map(move |e| (l, e * 13 % 896))).collect();
-    let cases: [(&str, Vec<u8>, &str); 9] = [
+    let mut gap = of(16, 8);
+    gap.drain(72..80);
+    let gap: String = gap.iter().map(|(l, e)| format!("0,{l},{e}\n")).collect();
+    let gap = format!("token,layer,expert\n{gap}");
+    let lost = folder.file("gap.csv", gap.as_bytes());
+    let stderr = expect(&[&lost, "--expert-bytes", "1000"], 3).stderr;
+    assert!(stderr.contains("layer 10 is asked where layer 9 is due"), "{stderr}");
+    let double: Vec<u8> = of(16, 8)
+        .iter()
+        .flat_map(|&(l, e)| [f64::from(l), f64::from(e)])
+        .flat_map(f64::to_le_bytes)
+        .collect();
+    let cases: [(&str, Vec<u8>, &str); 10] = [
+        ("double", double, "float64"),
         ("wide", wide, "int64"),
         ("olmoe", pairs(&of(16, 8)), "--model-layers 16 --experts 64 (or more) --top-k 8"),
         ("union", pairs(&union), "union of a prefill"),

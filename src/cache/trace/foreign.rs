@@ -123,11 +123,11 @@ fn from_table(text: &str, stated: &Stated) -> Result<Vec<Row>, TraceError> {
     let names: Vec<&str> = header.split(separator).map(|n| n.trim().trim_matches('"')).collect();
     let find = |role: &str, usual: &[&str]| {
         let given = stated.columns.iter().find(|(known, _)| known == role);
-        let fits = |name: &&str| match given {
+        let fits = |name: &str| match given {
             Some((_, wanted)) => name == wanted,
             None => usual.iter().any(|usual| name.eq_ignore_ascii_case(usual)),
         };
-        names.iter().position(|name| fits(&name))
+        names.iter().position(|name| fits(name))
     };
     let needed = |role: &str, usual: &[&str]| {
         find(role, usual).ok_or_else(|| {

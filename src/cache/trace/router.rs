@@ -20,7 +20,10 @@ pub(super) fn width(bytes: &[u8]) -> Result<(), TraceError> {
     }
     let zero = |odd: usize| words.iter().skip(odd).step_by(2).all(|&word| word == 0);
     let other = |odd: usize| words.iter().skip(odd).step_by(2).any(|&word| word != 0);
-    let looks = if zero(1) && other(0) {
+    let looks = if zero(0) && other(1) && words.iter().all(|&word| word == 0 || word >> 20 >= 0x3ff)
+    {
+        "float64"
+    } else if zero(1) && other(0) {
         "int64"
     } else if zero(0) && other(1) && words.iter().any(|&word| word > 0xffff) {
         "big-endian int64"
@@ -90,6 +93,17 @@ pub(super) fn check(trace: &Trace) -> Result<(), TraceError> {
                 "--top-k N (or the file holds something else than layer and expert)".to_string(),
             ));
         }
+    }
+    let mut asked: Vec<u16> = demands.iter().map(|demand| demand.layer).collect();
+    asked.dedup();
+    let begin = layers.iter().position(|layer| Some(layer) == asked.first()).unwrap_or(0);
+    let due = layers.iter().cycle().skip(begin);
+    if let Some((run, (layer, due))) = asked.iter().zip(due).enumerate().find(|(_, (a, b))| a != b)
+    {
+        return Err(TraceError::whole(format!(
+            "run {run}: layer {layer} is asked where layer {due} is due: a pass asks every layer in \
+             order; lines may be missing, or sequences mixed"
+        )));
     }
     let passes = demands.windows(2).filter(|pair| pair[1].layer < pair[0].layer).count() + 1;
     if passes >= 2 && layer_count < shape.layer_count {
