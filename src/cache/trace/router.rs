@@ -94,17 +94,7 @@ pub(super) fn check(trace: &Trace) -> Result<(), TraceError> {
             ));
         }
     }
-    let mut asked: Vec<u16> = demands.iter().map(|demand| demand.layer).collect();
-    asked.dedup();
-    let begin = layers.iter().position(|layer| Some(layer) == asked.first()).unwrap_or(0);
-    let due = layers.iter().cycle().skip(begin);
-    if let Some((run, (layer, due))) = asked.iter().zip(due).enumerate().find(|(_, (a, b))| a != b)
-    {
-        return Err(TraceError::whole(format!(
-            "run {run}: layer {layer} is asked where layer {due} is due: a pass asks every layer in \
-             order; lines may be missing, or sequences mixed"
-        )));
-    }
+    in_order(trace, &layers)?;
     let passes = demands.windows(2).filter(|pair| pair[1].layer < pair[0].layer).count() + 1;
     if passes >= 2 && layer_count < shape.layer_count {
         return Err(other_model(
@@ -123,6 +113,22 @@ pub(super) fn check(trace: &Trace) -> Result<(), TraceError> {
             ),
             format!("--experts {expert_count}"),
         ));
+    }
+    Ok(())
+}
+
+/// Whether every pass asks every layer, in order.
+fn in_order(trace: &Trace, layers: &[u16]) -> Result<(), TraceError> {
+    let mut asked: Vec<u16> = trace.demands.iter().map(|demand| demand.layer).collect();
+    asked.dedup();
+    let begin = layers.iter().position(|layer| Some(layer) == asked.first()).unwrap_or(0);
+    let due = layers.iter().cycle().skip(begin);
+    if let Some((run, (layer, due))) = asked.iter().zip(due).enumerate().find(|(_, (a, b))| a != b)
+    {
+        return Err(TraceError::whole(format!(
+            "run {run}: layer {layer} is asked where layer {due} is due: a pass asks every layer in \
+             order; lines may be missing, or sequences mixed"
+        )));
     }
     Ok(())
 }
