@@ -38,7 +38,7 @@ fn ladder() -> PathBuf {
 }
 
 fn real_trace() -> Trace {
-    read(&path(), &ModelShape::K3).unwrap()
+    read(&path(), &ModelShape::K3, &Default::default()).unwrap()
 }
 
 fn decode_order() -> Trace {

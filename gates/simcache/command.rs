@@ -191,3 +191,117 @@ fn csv_holds_the_order_that_is_studied() {
     let written = std::fs::read_to_string(csv).unwrap();
     assert_eq!(written.lines().count(), 1 + 2 * 16 * 3);
 }
+
+/// JSON lines of a model of 4 layers that chooses 2 of 8: position, layer and choice decide the id.
+fn json_lines() -> String {
+    let row = |tok: u32, layer: u32| format!("[{}, {}]", (tok + layer) % 8, (tok + layer + 3) % 8);
+    let line = |tok| {
+        let rows: Vec<String> = (0..4).map(|layer| row(tok, layer)).collect();
+        format!("{{\"tok\": {tok}, \"layers\": [{}]}}\n", rows.join(", "))
+    };
+    (0..40).map(line).collect()
+}
+
+/// The same rows as (token, layer, expert).
+fn triples() -> Vec<(i32, i32, i32)> {
+    let cells = (0..40).flat_map(|tok| (0..4).map(move |layer| (tok, layer)));
+    cells.flat_map(|(t, l)| [(t, l, (t + l) % 8), (t, l, (t + l + 3) % 8)]).collect()
+}
+
+fn npy(descr: &str, order: &str, data: &[u8]) -> Vec<u8> {
+    let header =
+        format!("{{'descr': '{descr}', 'fortran_order': {order}, 'shape': (40, 4, 2), }}\n");
+    let length = (header.len() as u16).to_le_bytes();
+    [b"\x93NUMPY\x01\x00", length.as_slice(), header.as_bytes(), data].concat()
+}
+
+#[test]
+fn one_trace_in_every_form_of_other_programs_is_one_study() {
+    let folder = Folder::new();
+    let table = |header: &str, separator: &str| {
+        let line = |(t, l, e)| format!("{t}{separator}{l}{separator}{e}\n");
+        header.to_string() + &triples().into_iter().map(line).collect::<String>()
+    };
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    std::io::Write::write_all(&mut gzip, json_lines().as_bytes()).unwrap();
+    let ids = |wide: bool| -> Vec<u8> {
+        let bytes = |(_, _, e): (i32, i32, i32)| match wide {
+            true => i64::from(e).to_le_bytes().to_vec(),
+            false => e.to_le_bytes().to_vec(),
+        };
+        triples().into_iter().flat_map(bytes).collect()
+    };
+    let forms = [
+        folder.file("a.jsonl", json_lines().as_bytes()),
+        folder.file("a.jsonl.gz", &gzip.finish().unwrap()),
+        folder.file("a.csv", table("token,layer,expert\n", ",").as_bytes()),
+        folder.file("a.tsv", table("position\tlayer\texpert\n", "\t").as_bytes()),
+        folder.file("i4.npy", &npy("<i4", "False", &ids(false))),
+        folder.file("i8.npy", &npy("<i8", "False", &ids(true))),
+    ];
+    let study = |path: &str, more: &[&str]| {
+        let fixed = [path, "--expert-bytes", "1000000", "--slots", "8", "--format", "json"];
+        let json = expect(&[fixed.as_slice(), more].concat(), 0).json();
+        (json["trace"]["shape"].clone(), json["views"].clone())
+    };
+    let first = study(&forms[0], &[]);
+    assert_eq!(first.0["layer_count"], 4);
+    assert_eq!((&first.0["experts_per_layer"], &first.0["top_k"]), (&8.into(), &2.into()));
+    for form in &forms[1..] {
+        assert_eq!(study(form, &[]), first, "{form}");
+    }
+    let named = folder.file("n.csv", table("when,block,id\n", ",").as_bytes());
+    assert_eq!(study(&named, &["--columns", "token=when,layer=block,expert=id"]), first);
+    let stderr = expect(&[&named, "--expert-bytes", "1000000"], 3).stderr;
+    assert!(stderr.contains("--columns"), "{stderr}");
+    let stderr = expect(&[&forms[0]], 3).stderr;
+    assert!(stderr.contains("--expert-bytes"), "{stderr}");
+}
+
+#[test]
+fn what_no_router_writes_is_refused_with_its_likely_cause() {
+    let folder = Folder::new();
+    let of = |layers: i32, top_k: i32| -> Vec<(i32, i32)> {
+        let rows = (0..60).flat_map(|tok| (0..layers).map(move |layer| (tok, layer)));
+        rows.flat_map(|(tok, l)| (0..top_k).map(move |e| (l, (tok + e * 5) % 64))).collect()
+    };
+    let wide: Vec<u8> = of(16, 8)
+        .iter()
+        .flat_map(|&(l, e)| [i64::from(l), i64::from(e)])
+        .flat_map(i64::to_le_bytes)
+        .collect();
+    let union: Vec<(i32, i32)> =
+        (1..93).flat_map(|l| (0..60 + l % 7).map(move |e| (l, e * 13 % 896))).collect();
+    let mut gap = of(16, 8);
+    gap.drain(72..80);
+    let gap: String = gap.iter().map(|(l, e)| format!("0,{l},{e}\n")).collect();
+    let gap = format!("token,layer,expert\n{gap}");
+    let lost = folder.file("gap.csv", gap.as_bytes());
+    let stderr = expect(&[&lost, "--expert-bytes", "1000"], 3).stderr;
+    assert!(stderr.contains("layer 10 is asked where layer 9 is due"), "{stderr}");
+    let double: Vec<u8> = of(16, 8)
+        .iter()
+        .flat_map(|&(l, e)| [f64::from(l), f64::from(e)])
+        .flat_map(f64::to_le_bytes)
+        .collect();
+    let cases: [(&str, Vec<u8>, &str); 10] = [
+        ("double", double, "float64"),
+        ("wide", wide, "int64"),
+        ("olmoe", pairs(&of(16, 8)), "--model-layers 16 --experts 64 (or more) --top-k 8"),
+        ("union", pairs(&union), "union of a prefill"),
+        ("few", pairs(&of(12, 1).repeat(2)), "--top-k 1"),
+        ("twice", pairs(&[(1, 5); 320]), "different ones"),
+        ("zip", b"PK\x03\x04rest".to_vec(), "ZIP"),
+        ("gguf", b"GGUF\x03\0\0\0".to_vec(), "GGUF"),
+        ("html", b"<!doctype html>".to_vec(), "HTML"),
+        ("fortran", npy("<i4", "True", &[0; 1280]), "Fortran order"),
+    ];
+    for (name, bytes, cause) in cases {
+        let stderr = expect(&[&folder.file(name, &bytes)], 3).stderr;
+        assert!(stderr.contains(cause), "{name}: {stderr}");
+    }
+    // The same model, named by its options, is accepted.
+    let right = folder.file("right", &pairs(&of(16, 8)));
+    let options = ["--model-layers", "16", "--experts", "64", "--top-k", "8", "--slots", "64"];
+    expect(&[[right.as_str()].as_slice(), &options].concat(), 0);
+}

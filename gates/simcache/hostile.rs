@@ -74,7 +74,9 @@ fn the_good_trace_is_good() {
 
 #[test]
 fn io() {
-    let error = read(std::path::Path::new("/nowhere/trace.bin"), &ModelShape::K3).unwrap_err();
+    let error =
+        read(std::path::Path::new("/nowhere/trace.bin"), &ModelShape::K3, &Default::default())
+            .unwrap_err();
     assert!(matches!(error, TraceError::Io(_)));
 }
 
@@ -82,7 +84,7 @@ fn io() {
 fn too_large() {
     let (_folder, path) = scratch("sparse");
     std::fs::File::create(&path).unwrap().set_len((4 << 30) + 8).unwrap();
-    let error = read(&path, &ModelShape::K3).unwrap_err();
+    let error = read(&path, &ModelShape::K3, &Default::default()).unwrap_err();
     says(error, "more than the limit of 4294967296");
 }
 

@@ -52,11 +52,19 @@ fn i01_i03_a_plot_is_the_same_bytes_without_fonts_home_or_locale() {
     let (folder, trace) = scratch("trace.bin");
     let pairs: Vec<(i32, i32)> = (0..400).map(|i| (1 + i / 20 % 5, i * 7 % 30)).collect();
     std::fs::write(&trace, crate::support::traces::pairs(&pairs)).unwrap();
+    const SIZES: [&str; 6] = ["--model-layers", "6", "--experts", "30", "--top-k", "20"];
     let draw = |name: &str, environment: &[(&str, &str)]| {
         let out = folder.path().join(name);
         let mut command = std::process::Command::new(env!("CARGO_BIN_EXE_k3-verify"));
         command.env_clear().envs(environment.iter().copied());
-        let run = command.arg("simcache").arg(&trace).arg("--out").arg(&out).output().unwrap();
+        let run = command
+            .arg("simcache")
+            .arg(&trace)
+            .args(SIZES)
+            .arg("--out")
+            .arg(&out)
+            .output()
+            .unwrap();
         assert_eq!(run.status.code(), Some(0), "{}", String::from_utf8_lossy(&run.stderr));
         let mut files: Vec<_> =
             std::fs::read_dir(&out).unwrap().map(|e| e.unwrap().path()).collect();

@@ -24,8 +24,8 @@ pub fn run(args: &SimcacheArgs) -> Result<Exit, CommandError> {
     let shape = args.shape()?;
     let mut traces = Vec::new();
     for path in &args.traces {
-        let trace =
-            trace::read(path, &shape).map_err(|error| CommandError::from(error).at(path))?;
+        let trace = trace::read(path, &shape, &args.stated())
+            .map_err(|error| CommandError::from(error).at(path))?;
         args.check_against(&trace, path)?;
         traces.push(trace);
     }

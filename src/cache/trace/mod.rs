@@ -2,13 +2,15 @@
 //!
 //! The flat list of requests is cut into demands (one position asking one layer for its top-k),
 //! demands belong to chunks (positions that run through a layer together) and chunks to steps (one
-//! forward pass). Two files become a trace: the headerless list of integer pairs that other engines
-//! write ([`headerless`]) and our own format ([`v1`]). What a trace MEANS, incremental decoding or
+//! forward pass). These files become a trace: the headerless list of integer pairs that other engines
+//! write ([`headerless`]), tables and arrays ([`foreign`]) and our own format ([`v1`]). What a trace MEANS, incremental decoding or
 //! the whole prefix recomputed at every step, is decided in `order`, not here.
 
 pub mod csv;
 pub mod error;
+pub mod foreign;
 pub mod headerless;
+mod router;
 pub mod v1;
 
 use serde::Serialize;
@@ -220,17 +222,35 @@ fn too_large(bytes: u64, limit: u64) -> TraceError {
     TraceError::Malformed(format!("the trace has {bytes} bytes, more than the limit of {limit}"))
 }
 
-/// Reads a trace file of either kind: ours if it starts with the magic, else headerless pairs
-/// checked against `shape`.
-pub fn read(path: &std::path::Path, shape: &ModelShape) -> Result<Trace, TraceError> {
+/// Reads a trace file: ours if it starts with the magic, a form of other programs if it looks like
+/// one, else headerless pairs checked against `shape`. What says nothing of itself must look like a
+/// router's output.
+pub fn read(
+    path: &std::path::Path,
+    shape: &ModelShape,
+    stated: &foreign::Stated,
+) -> Result<Trace, TraceError> {
     let size = std::fs::metadata(path)?.len();
     if size > MAX_TRACE_BYTES {
         return Err(too_large(size, MAX_TRACE_BYTES));
     }
-    parse(&k3_core::host::files::read(path)?, shape)
+    let bytes = foreign::decompressed(k3_core::host::files::read(path)?)?;
+    if v1::is_ours(&bytes)? {
+        return v1::read(&bytes);
+    }
+    if let Some(trace) = foreign::read(&bytes, stated)? {
+        router::check(&trace)?;
+        return Ok(trace);
+    }
+    router::width(&bytes)?;
+    let trace = headerless::import(&bytes, shape)?;
+    if trace.requests.len() >= router::ENOUGH_REQUESTS {
+        router::check(&trace)?;
+    }
+    Ok(trace)
 }
 
-/// [`read`] for bytes already in memory.
+/// Our own format or headerless pairs, already in memory.
 pub fn parse(bytes: &[u8], shape: &ModelShape) -> Result<Trace, TraceError> {
     if v1::is_ours(bytes)? { v1::read(bytes) } else { headerless::import(bytes, shape) }
 }

@@ -12,6 +12,7 @@ use k3_cache::presets::PRESETS;
 use k3_cache::shape::ModelShape;
 use k3_cache::slot_table::{Requests, Reserve};
 use k3_cache::trace::Trace;
+use k3_cache::trace::foreign::Stated;
 use k3_gates::layers::range::LayerRange;
 use k3_simcache::forecast::{
     ASSUMED_DISK_RATE, K3_FIXED_BYTES, K3_TRUNK_BYTES, Machine, MemoryLimit,
@@ -27,7 +28,8 @@ const MAX_SLOTS: u64 = 1 << 24;
 /// Study the expert cache offline: hit rates at every capacity, bytes and seconds per token
 #[derive(Debug, Clone, Args)]
 pub struct SimcacheArgs {
-    /// Traces (format v1, or headerless int32 pairs), each studied by itself
+    /// Traces (format v1, headerless int32 pairs, JSON lines, CSV, TSV, .npy [positions, layers,
+    /// top-k]; any of them gzipped), each studied by itself
     #[arg(value_name = "TRACE", required = true)]
     pub traces: Vec<PathBuf>,
     /// Order of requests: as recorded, as incremental decoding makes them, or both where they
@@ -98,6 +100,9 @@ pub struct SimcacheArgs {
     /// Bytes of an expert of a headerless trace [default: 17547264]
     #[arg(long, value_name = "N")]
     pub expert_bytes: Option<u64>,
+    /// Columns of a CSV or TSV trace that have other names (token=NAME,layer=NAME,expert=NAME)
+    #[arg(long, value_name = "ROLE=NAME,...", value_delimiter = ',', value_parser = column)]
+    pub columns: Vec<(String, String)>,
     /// Write the requests, in the order studied, as CSV for libCacheSim
     #[arg(long, value_name = "FILE")]
     pub csv: Option<PathBuf>,
@@ -129,6 +134,17 @@ impl SimcacheArgs {
             Some((field, value, allowed)) => {
                 Err(usage(format!("{} is {value}, allowed is {allowed}", option(field))))
             }
+        }
+    }
+
+    /// What the options say of the model of a trace that does not name it.
+    pub fn stated(&self) -> Stated {
+        Stated {
+            layers: self.model_layers,
+            experts: self.experts,
+            top_k: self.top_k,
+            expert_bytes: self.expert_bytes,
+            columns: self.columns.clone(),
         }
     }
 
@@ -232,6 +248,15 @@ impl SimcacheArgs {
 
 fn preset_names() -> Vec<&'static str> {
     PRESETS.iter().map(|preset| preset.name).collect()
+}
+
+fn column(text: &str) -> Result<(String, String), String> {
+    match text.split_once('=') {
+        Some((role @ ("token" | "layer" | "expert"), name)) if !name.is_empty() => {
+            Ok((role.to_string(), name.to_string()))
+        }
+        _ => Err("expected token=NAME, layer=NAME or expert=NAME".to_string()),
+    }
 }
 
 fn positive(text: &str) -> Result<f64, String> {
