@@ -27,11 +27,28 @@ fn usage_errors_exit_2_before_any_work() {
         &["gates", "--no-such-flag"],
         &["gates", "--mutants", "--list"],
         &["gates", "--mutant", "k3-*"],
+        &["gates", "--mutant", "k3-*", "--only", "bind"],
+        &["gates", "--family", "a", "--only", "bind"],
+        &["gates", "--list", "--only", "no-such-gate"],
+        &["gates", "--list", "--fixtures", "/no/such/folder"],
+        &["logits", "a", "b", "--model", "m", "--budget", "1"],
+        &["plan", "0..1", "--expert-slots", "4"],
+        &["plan", "0..1", "--ring", "2"],
+        &["generate", "--model", "m", "--ids", "1,2", "--tf-check", "--gen", "3"],
         &["no-such-command"],
         &[],
     ] {
         expect(arguments, 2);
     }
+}
+
+#[test]
+fn a_long_error_is_one_line_of_at_most_400_characters() {
+    let path = format!("/no/such\u{1b}[31m\n{}", "x/".repeat(2000));
+    let error = expect(&["gates", "--evidence", &path], 3).stderr;
+    let lines: Vec<_> = error.lines().collect();
+    assert!(lines.len() <= 2 && lines[0].starts_with("error: /no/such\\u{1b}[31m\\n"), "{error}");
+    assert!(lines.iter().all(|line| line.chars().count() <= 400), "{error}");
 }
 
 #[test]

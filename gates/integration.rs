@@ -14,6 +14,7 @@ mod layers;
 mod least_error;
 mod local;
 mod logits;
+mod process;
 mod reference;
 mod reports;
 mod simcache;

@@ -44,11 +44,14 @@ fn content_of_a_known_form_is_never_read_as_raw_numbers() {
     let folder = tempfile::tempdir().unwrap();
     let values = logits(1, 768);
     let half: Vec<u8> = values.iter().flat_map(|v| half::f16::from_f32(*v).to_le_bytes()).collect();
+    let brain: Vec<u8> =
+        values.iter().flat_map(|v| half::bf16::from_f32(*v).to_le_bytes()).collect();
     let double: Vec<u8> = values.iter().flat_map(|v| f64::from(*v).to_le_bytes()).collect();
     let swapped: Vec<u8> = values.iter().flat_map(|v| v.to_be_bytes()).collect();
     let csv: String = values.iter().map(|v| format!("{v},{v}\n")).collect();
     for (name, bytes, says) in [
         ("half.bin", half, "16-bit or 64-bit"),
+        ("brain.bin", brain, "BF16"),
         ("double.bin", double, "16-bit or 64-bit"),
         ("swapped.bin", swapped, "byte order"),
         ("model.gguf", [b"GGUF\x03\0\0\0", &raw(&values)[..]].concat(), "GGUF"),

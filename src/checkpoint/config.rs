@@ -13,7 +13,6 @@
 mod fields;
 mod rules;
 
-use std::fs::File;
 use std::io::Read;
 use std::path::{Path, PathBuf};
 

@@ -9,7 +9,6 @@
 //! no shard list names (tokenizer, generation settings).
 
 use std::fmt;
-use std::fs;
 
 use sha2::{Digest, Sha256};
 
@@ -47,7 +46,8 @@ pub fn identity(checkpoint: &Checkpoint) -> Result<Identity, ReadError> {
         return Err(Problem::whole(what).in_file(checkpoint.folder()).into());
     }
     let path = checkpoint.config_path();
-    let config = k3_core::host::files::read(&path).map_err(|reason| Malformed::unreadable(&path, &reason))?;
+    let config = k3_core::host::files::read(&path)
+        .map_err(|reason| Malformed::unreadable(&path, &reason))?;
     let mut hash = Sha256::new_with_prefix(RECIPE);
     add_framed(&mut hash, &config);
     for shard in checkpoint.shards() {

@@ -6,7 +6,6 @@
 //! for comparison; whoever opens the shards compares it.
 
 use std::collections::{HashMap, HashSet};
-use std::fs::File;
 use std::path::Path;
 
 use memmap2::Mmap;

@@ -72,7 +72,7 @@ impl NewFolder {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),
         };
-        files::scratch_folder(".k3-verify-", Some(parent))
+        k3_core::host::files::scratch_folder(".k3-verify-", Some(parent))
             .map(Self)
             .map_err(|error| cannot_write(target, &error))
     }

@@ -51,7 +51,7 @@ pub struct GatesArgs {
     #[arg(long, conflicts_with = "list")]
     exhaustive: bool,
     /// List the gates without running them
-    #[arg(long)]
+    #[arg(long, conflicts_with_all = ["evidence", "fixtures", "only", "mla_norm_eps"])]
     list: bool,
     /// Run the kill matrix: every mutant against every gate
     #[arg(long, conflicts_with_all = ["evidence", "only", "list"])]
@@ -60,10 +60,10 @@ pub struct GatesArgs {
     /// rounded to f32 and judged at the engine's tolerances; c, mistakes in the engine's arithmetic
     /// and state
     #[arg(long, value_name = "LETTER", default_values = ["a", "b", "c"],
-        value_parser = ["a", "b", "c"], requires = "mutants")]
+        value_parser = ["a", "b", "c"], requires = "mutants", conflicts_with_all = ["only", "list"])]
     family: Vec<String>,
     /// Run only the mutants whose id matches; * and ? are wildcards
-    #[arg(long, value_name = "GLOB", requires = "mutants")]
+    #[arg(long, value_name = "GLOB", requires = "mutants", conflicts_with_all = ["only", "list"])]
     mutant: Option<String>,
     /// Write the ratios of this run as a new ratchet file instead of judging by the committed one
     #[arg(long, value_name = "FILE", conflicts_with_all = ["evidence", "only", "list", "mutants",

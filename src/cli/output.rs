@@ -101,29 +101,27 @@ pub fn pool(threads: usize) -> Result<ThreadPool, CommandError> {
 pub fn report_error(error: &CommandError) -> Exit {
     let mut stderr = io::stderr().lock();
     // If stderr is closed, the exit code has to do.
-    let _ = writeln!(stderr, "error: {}", shown(&in_one_line(&error.error)));
+    let _ = writeln!(stderr, "error: {}", short(&in_one_line(&error.error)));
     if let Some(hint) = &error.hint {
-        let _ = writeln!(stderr, "hint: {}", shown(hint));
+        let _ = writeln!(stderr, "hint: {}", short(hint));
     }
     error.exit
 }
 
-/// The longest line of an error, in characters.
-const LONGEST_LINE: usize = 400;
-
-/// A line as it is shown: control characters escaped, what is too long cut with a count.
-fn shown(line: &str) -> String {
-    let escaped: String = line
-        .chars()
-        .flat_map(|c| if c.is_control() { c.escape_default().collect() } else { vec![c] })
-        .collect();
-    let count = escaped.chars().count();
-    if count <= LONGEST_LINE {
-        return escaped;
+/// The text on one line of at most 390 characters: control characters are escaped, and a longer
+/// text loses its middle, since it begins with the place and ends with the cause.
+fn short(text: &str) -> String {
+    let mut line = Vec::new();
+    for c in text.trim_end().chars() {
+        if c.is_control() { line.extend(c.escape_default()) } else { line.push(c) }
     }
-    let rest = |kept: usize| format!("… ({} more characters)", count - kept);
-    let kept = LONGEST_LINE - rest(0).chars().count();
-    escaped.chars().take(kept).chain(rest(kept).chars()).collect()
+    if line.len() <= 390 {
+        return line.into_iter().collect();
+    }
+    let (head, tail) = (&line[..220], &line[line.len() - 120..]);
+    let omitted = line.len() - head.len() - tail.len();
+    let [head, tail] = [head, tail].map(|part| part.iter().collect::<String>());
+    format!("{head} … {omitted} characters … {tail}")
 }
 
 /// An error and its causes; a cause whose text the error already contains is omitted.
@@ -224,15 +222,18 @@ pub fn unwritable(path: &Path, error: &io::Error) -> CommandError {
 mod tests {
     use super::*;
 
-    /// Errors that name their cause and also return it as source printed it two or three times.
     #[test]
-    fn a_long_error_is_one_line_of_400_characters() {
-        let line = shown(&format!("a\nb {}", "é".repeat(100_000)));
-        assert_eq!(line.chars().count(), LONGEST_LINE);
-        assert!(line.starts_with("a\\nb é") && line.ends_with("more characters)"), "{line}");
-        assert_eq!(shown(&"x".repeat(400)), "x".repeat(400));
+    fn a_long_error_stays_one_line_of_at_most_400_characters() {
+        let line = short(&format!("a.json: {}\n\u{1b}[31m: the cause", "x".repeat(5_000_000)));
+        assert!("error: ".len() + line.chars().count() <= 400, "{line}");
+        assert!(
+            line.starts_with("a.json: ") && line.ends_with("\\n\\u{1b}[31m: the cause"),
+            "{line}"
+        );
+        assert_eq!(short("short\n"), "short");
     }
 
+    /// Errors that name their cause and also return it as source printed it two or three times.
     #[test]
     fn a_cause_is_told_once() {
         let cause = io::Error::new(io::ErrorKind::NotFound, "no such file");

@@ -103,10 +103,19 @@ fn places(args: &PlanArgs) -> Result<(Option<PathBuf>, Option<LayerRange>), Comm
         let message = "--parts and --emit need a RANGE of layers";
         return Err(usage(message, "give a RANGE such as 0..92"));
     }
-    let memory =
-        args.model.trunk.is_some() || args.model.memory.is_some() || args.model.preset.is_some();
-    if range.is_some() && memory {
-        let message = "--trunk, --memory and --preset do not apply to a RANGE of layers";
+    let of_runs = [
+        ("--trunk", args.model.trunk.is_some()),
+        ("--memory", args.model.memory.is_some()),
+        ("--preset", args.model.preset.is_some()),
+        ("--trunk-gb", args.model.trunk_gb.is_some()),
+        ("--cache-gb", args.model.cache_gb.is_some()),
+        ("--expert-slots", args.model.expert_slots.is_some()),
+        ("--ring", args.model.ring.is_some()),
+        ("--layers", args.model.layers.is_some()),
+    ];
+    let given = of_runs.iter().find(|(_, given)| *given);
+    if let (Some(_), Some((option, _))) = (&range, given) {
+        let message = format!("{option} does not apply to a RANGE of layers");
         return Err(usage(message, "leave out RANGE, or the option"));
     }
     Ok((model, range))

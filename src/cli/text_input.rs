@@ -1,6 +1,5 @@
 //! Input text, from a file or stdin, byte for byte, and how its markers are read.
 
-use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 

@@ -32,7 +32,7 @@ pub struct ToleranceArgs {
     pub precision: Option<Precision>,
     /// Measure the noise floor on this checkpoint, with the ids that the files name, instead of
     /// assuming that of the shipped sets
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", conflicts_with = "budget")]
     pub model: Option<PathBuf>,
 }
 
@@ -96,6 +96,10 @@ impl ToleranceArgs {
             (Some(precision), _) => (precision, "given"),
             (None, true) if stored == Precision::F64 => return Ok(ToleranceChoice::Double),
             (None, true) => (stored, "as the subject's file is stored"),
+            (None, false) if self.model.is_some() => {
+                let error = super::output::usage("--model without --precision has no effect here");
+                return Err(error.hint("give --precision, or leave out --model: bits are compared"));
+            }
             (None, false) => return Ok(ToleranceChoice::Bits),
         };
         if let Some(folder) = &self.model {

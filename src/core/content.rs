@@ -1,18 +1,17 @@
 //! What a file that is expected to hold raw numbers begins with, when it is something else.
 
 /// First bytes, and the form that begins with them.
-const SIGNATURES: [(&[u8], &str); 14] = [
+const SIGNATURES: [(&[u8], &str); 13] = [
     (b"\x93NUMPY", "a NumPy array (.npy)"),
     (b"PK\x03\x04", "a ZIP archive (.npz, or a PyTorch file)"),
     (b"GGUF", "a GGUF file"),
-    (b"\x1f\x8b", "gzip data"),
+    (b"\x1f\x8b\x08", "gzip data"),
     (b"\x28\xb5\x2f\xfd", "zstd data"),
     (b"BZh", "bzip2 data"),
     (b"\xfd7zXZ\x00", "xz data"),
     (b"\x89HDF\r\n", "an HDF5 file"),
     (b"PAR1", "a Parquet file"),
-    (b"\x80\x02", "a Python pickle (an old PyTorch file?)"),
-    (b"\x80\x03", "a Python pickle"),
+    (b"\x80\x02\x8a\x0a", "a Python pickle (an old PyTorch file)"),
     (b"\x80\x04\x95", "a Python pickle"),
     (b"\x80\x05\x95", "a Python pickle"),
     (b"version https://git-lfs", "a Git LFS pointer: the file itself was not downloaded"),

@@ -43,8 +43,8 @@ fn built_in() -> [(&'static str, Value); 13] {
 /// written for.
 pub fn read_config(folder: &Path) -> Result<RawConfig, ReferenceError> {
     let path = folder.join("config.json");
-    let bytes =
-        k3_core::host::files::read(&path).map_err(|source| ReferenceError::Io { path: path.clone(), source })?;
+    let bytes = k3_core::host::files::read(&path)
+        .map_err(|source| ReferenceError::Io { path: path.clone(), source })?;
     parse_config(&bytes, path)
 }
 

@@ -22,7 +22,6 @@ pub mod ranks;
 pub mod stream;
 
 use std::fmt;
-use std::fs::File;
 use std::io::Read as _;
 use std::path::Path;
 

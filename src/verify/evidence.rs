@@ -232,8 +232,8 @@ impl EvidenceSet {
 }
 
 fn read_json(path: &Path) -> Result<ExpectedJson, Malformed> {
-    let text =
-        k3_core::host::files::read_to_string(path).map_err(|error| Problem::whole(error).in_file(path))?;
+    let text = k3_core::host::files::read_to_string(path)
+        .map_err(|error| Problem::whole(error).in_file(path))?;
     serde_json::from_str(&text).map_err(|error| Problem::whole(error).in_file(path))
 }
 

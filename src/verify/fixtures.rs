@@ -285,7 +285,8 @@ fn io_error(path: &Path) -> impl FnOnce(std::io::Error) -> Malformed {
 }
 
 fn scratch_folder() -> Result<tempfile::TempDir, Malformed> {
-    files::scratch_folder("k3-verify-", None).map_err(io_error(&std::env::temp_dir()))
+    k3_core::host::files::scratch_folder("k3-verify-", None)
+        .map_err(io_error(&std::env::temp_dir()))
 }
 
 fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Malformed> {

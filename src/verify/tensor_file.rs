@@ -59,7 +59,8 @@ pub fn read_tensors(path: &Path) -> Result<BTreeMap<String, TensorValues>, Tenso
 ///
 /// As [`read_tensors`].
 pub fn read_file(path: &Path) -> Result<TensorFile, TensorFileError> {
-    let bytes = k3_core::host::files::read(path).map_err(|error| Problem::whole(error).in_file(path))?;
+    let bytes =
+        k3_core::host::files::read(path).map_err(|error| Problem::whole(error).in_file(path))?;
     parse_file(path, &bytes)
 }
 

@@ -114,6 +114,7 @@ pub struct GenerateArgs {
     /// Instead of generating, feed the ids and report how many are the model's own choice
     #[arg(long, conflicts_with_all = [
         "load_state", "save_state", "full_recompute", "stop_id", "dump_logits",
+        "gen",
     ])]
     pub tf_check: bool,
     /// Epsilon of the two low-rank norms in MLA

@@ -18,11 +18,7 @@ pub const UNFINISHED: &str = ".writing-";
 pub fn open(path: &Path) -> io::Result<File> {
     // Opening a FIFO would wait for a writer: the flag keeps it from that.
     let file = OpenOptions::new().read(true).custom_flags(O_NONBLOCK).open(path)?;
-    if file.metadata()?.is_file() {
-        Ok(file)
-    } else {
-        Err(io::Error::other("not a regular file"))
-    }
+    if file.metadata()?.is_file() { Ok(file) } else { Err(io::Error::other("not a regular file")) }
 }
 
 /// `O_NONBLOCK` of Linux.

@@ -1,7 +1,6 @@
 //! Whole files against a list of SHA-256, in the format of `sha256sum`: a digest, a space, a space
 //! or a star, a file name.
 
-use std::fs::File;
 use std::io::{self, Read};
 use std::path::Path;
 
@@ -34,7 +33,8 @@ pub struct Entry {
 /// # Errors
 /// [`DigestError`].
 pub fn read_list(path: &Path) -> Result<Vec<Entry>, DigestError> {
-    let text = k3_core::host::files::read_to_string(path).map_err(|reason| unreadable(path, &reason))?;
+    let text =
+        k3_core::host::files::read_to_string(path).map_err(|reason| unreadable(path, &reason))?;
     let mut entries = Vec::new();
     for (number, line) in text.lines().enumerate() {
         if line.trim().is_empty() || line.starts_with('#') {

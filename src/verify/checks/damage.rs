@@ -77,7 +77,8 @@ fn run_on(context: &Context<'_>, model_dir: &Path) -> Result<(), SubjectError> {
 fn planted(context: &Context<'_>, fault: Fault) -> Result<tempfile::TempDir, String> {
     let source = &context.set.model_dir;
     let checkpoint = Checkpoint::open(source).map_err(|error| error.to_string())?;
-    let folder = k3_core::host::files::scratch_folder("k3-verify-", None).map_err(|error| error.to_string())?;
+    let folder = k3_core::host::files::scratch_folder("k3-verify-", None)
+        .map_err(|error| error.to_string())?;
     let entries = std::fs::read_dir(source).map_err(|error| error.to_string())?;
     for entry in entries {
         let entry = entry.map_err(|error| error.to_string())?;

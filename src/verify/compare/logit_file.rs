@@ -170,6 +170,17 @@ fn not_logits(values: &[f64]) -> Option<String> {
         let value = values[at];
         return Some(format!("expected logits in f32, got {value:e} at element {at} ({hint})"));
     }
+    // Of two BF16 values the second is the upper half of a word and makes a likely logit. The first
+    // is the lower half, where an f32 has digits that nothing ties to an exponent.
+    let halves = || values.iter().map(|value| (*value as f32).to_bits() as u16).filter(|h| *h != 0);
+    let likely = |half: &u16| (115..=133).contains(&(half >> 7 & 0xff));
+    let (count, all) = (halves().filter(likely).count(), halves().count());
+    if all >= 64 && count > all / 10 * 8 {
+        return Some(format!(
+            "expected logits in f32, got {count} of {all} lower halves that are \
+             logits in BF16: 16-bit values?"
+        ));
+    }
     let tiny = |value: &&f64| **value != 0.0 && value.abs() < SMALLEST;
     let (count, all) = (values.iter().filter(tiny).count(), values.len());
     (count > all / 100).then(|| {

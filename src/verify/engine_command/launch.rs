@@ -64,7 +64,8 @@ pub fn launch(
     generate: usize,
     vocabulary: usize,
 ) -> Result<Output, LaunchError> {
-    let scratch = files::scratch_folder("k3-verify-engine-", None).map_err(LaunchError::start)?;
+    let scratch = k3_core::host::files::scratch_folder("k3-verify-engine-", None)
+        .map_err(LaunchError::start)?;
     let logits = scratch.path().join("logits");
     let list: Vec<String> = ids.iter().map(u32::to_string).collect();
     let model = model.canonicalize().map_err(LaunchError::start)?;
@@ -133,7 +134,7 @@ fn last_line(text: &str) -> Option<String> {
 
 /// Raw f32 or safetensors; at least one row, every value finite.
 fn read_logits(path: &Path, vocabulary: usize) -> Result<(usize, Vec<f64>), LaunchError> {
-    let bytes = files::read(path).map_err(|error| match error.kind() {
+    let bytes = k3_core::host::files::read(path).map_err(|error| match error.kind() {
         std::io::ErrorKind::NotFound => {
             LaunchError("wrote no logits: the file named by {logits} does not exist".to_owned())
         }
