@@ -211,7 +211,9 @@ fn fewer_rows_are_compared_on_what_is_common() {
 }
 
 proptest! {
-    #![proptest_config(ProptestConfig { cases: 48, failure_persistence: None, ..Default::default() })]
+    #![proptest_config(ProptestConfig {
+        cases: 48, failure_persistence: None, ..Default::default()
+    })]
 
     /// Random pairs: equal within the tolerance passes; wrong by more in any one element, with a
     /// row missing, or with two rows exchanged does not.

@@ -60,7 +60,8 @@ pub struct GatesArgs {
     /// rounded to f32 and judged at the engine's tolerances; c, mistakes in the engine's arithmetic
     /// and state
     #[arg(long, value_name = "LETTER", default_values = ["a", "b", "c"],
-        value_parser = ["a", "b", "c"], requires = "mutants", conflicts_with_all = ["only", "list"])]
+        value_parser = ["a", "b", "c"], requires = "mutants",
+        conflicts_with_all = ["only", "list"])]
     family: Vec<String>,
     /// Run only the mutants whose id matches; * and ? are wildcards
     #[arg(long, value_name = "GLOB", requires = "mutants", conflicts_with_all = ["only", "list"])]

@@ -25,7 +25,8 @@ pub struct LogitsArgs {
     #[arg(long, value_name = "N", value_parser = clap::value_parser!(u32).range(1..))]
     vocabulary: Option<u32>,
     /// Ids to leave out, such as padding or suppressed ids: `163590..163839,5`, both ends included
-    #[arg(long, value_name = "IDS", value_parser = parse_mask, default_value = "", hide_default_value = true)]
+    #[arg(long, value_name = "IDS", value_parser = parse_mask, default_value = "",
+        hide_default_value = true)]
     mask_ids: IdMask,
     #[command(flatten)]
     tolerance: ToleranceArgs,

@@ -114,7 +114,7 @@ fn from_npy(bytes: &[u8]) -> Result<Vec<Row>, TraceError> {
     ids.chunks_exact(top_k.max(1)).enumerate().map(row).collect()
 }
 
-/// Columns by name: `layer`, `expert` and, where a file has it, `token`. A row of the trace is a run
+/// Columns by name: `layer`, `expert` and, where a file has it, `token`. A row of it is a run
 /// of lines of one token and layer.
 fn from_table(text: &str, stated: &Stated) -> Result<Vec<Row>, TraceError> {
     let mut lines = text.lines().enumerate();

@@ -2,9 +2,10 @@
 //!
 //! The flat list of requests is cut into demands (one position asking one layer for its top-k),
 //! demands belong to chunks (positions that run through a layer together) and chunks to steps (one
-//! forward pass). These files become a trace: the headerless list of integer pairs that other engines
-//! write ([`headerless`]), tables and arrays ([`foreign`]) and our own format ([`v1`]). What a trace MEANS, incremental decoding or
-//! the whole prefix recomputed at every step, is decided in `order`, not here.
+//! forward pass). These files become a trace: the headerless list of integer pairs that other
+//! engines write ([`headerless`]), tables and arrays ([`foreign`]), our own format ([`v1`]). What
+//! a trace MEANS, incremental decoding or the whole prefix recomputed at every step, is decided in
+//! `order`, not here.
 
 pub mod csv;
 pub mod error;

@@ -69,7 +69,8 @@ pub(super) fn check(trace: &Trace) -> Result<(), TraceError> {
             other_model(
                 format!("a layer is asked for {length} experts, no multiple of top-k {top_k}"),
                 format!(
-                    "--model-layers {layer_count} --experts {expert_count} (or more) --top-k {common}"
+                    "--model-layers {layer_count} --experts {expert_count} (or more) \
+                     --top-k {common}"
                 ),
             )
         } else {
@@ -126,8 +127,8 @@ fn in_order(trace: &Trace, layers: &[u16]) -> Result<(), TraceError> {
     if let Some((run, (layer, due))) = asked.iter().zip(due).enumerate().find(|(_, (a, b))| a != b)
     {
         return Err(TraceError::whole(format!(
-            "run {run}: layer {layer} is asked where layer {due} is due: a pass asks every layer in \
-             order; lines may be missing, or sequences mixed"
+            "run {run}: layer {layer} is asked where layer {due} is due: a pass asks every layer \
+             in order; lines may be missing, or sequences mixed"
         )));
     }
     Ok(())
