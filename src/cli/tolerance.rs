@@ -136,7 +136,7 @@ fn measure(
     }
 }
 
-/// How far the ordinary values of a row reach: [`REACH`] times the value that nine of ten (zeros
+/// How far the ordinary values of a row reach: 8 times the value that nine of ten (zeros
 /// left out) stay below, and no further than the largest. Of values with one bell-shaped
 /// distribution the largest is within 4 times that value even among 10⁷, so for them this is the
 /// largest; a few extreme values, such as those of suppressed ids, do not move it.
