@@ -89,7 +89,7 @@ fn numpy_arrays_are_read_or_refused_by_name() {
     let single = file("s.bin", &raw(&right));
     expect(&["logits", arg(&single), arg(&a)], 0);
     for (descr, order, says) in [
-        ("<f4", "True", "fortran_order"),
+        ("<f4", "True", "Fortran order"),
         (">f4", "False", "big-endian"),
         ("|O", "False", "pickled"),
     ] {

@@ -1,9 +1,14 @@
 //! What a file that is expected to hold raw numbers begins with, when it is something else.
 
+use crate::npy;
+
+/// First bytes of a ZIP archive.
+pub const ZIP_MAGIC: &[u8] = b"PK\x03\x04";
+
 /// First bytes, and the form that begins with them.
 const SIGNATURES: [(&[u8], &str); 13] = [
-    (b"\x93NUMPY", "a NumPy array (.npy)"),
-    (b"PK\x03\x04", "a ZIP archive (.npz, or a PyTorch file)"),
+    (npy::MAGIC, "a NumPy array (.npy)"),
+    (ZIP_MAGIC, "a ZIP archive (.npz, or a PyTorch file)"),
     (b"GGUF", "a GGUF file"),
     (b"\x1f\x8b\x08", "gzip data"),
     (b"\x28\xb5\x2f\xfd", "zstd data"),
@@ -26,17 +31,23 @@ const SHORTEST_TEXT: usize = 8;
 /// The form of content that is not raw numbers, if it is a known one.
 #[must_use]
 pub fn known_form(bytes: &[u8]) -> Option<&'static str> {
-    let by_signature = SIGNATURES.iter().find(|(signature, _)| bytes.starts_with(signature));
-    if let Some((_, form)) = by_signature {
+    if let Some((_, form)) = SIGNATURES.iter().find(|(first, _)| bytes.starts_with(first)) {
         return Some(form);
     }
-    if let Some((length, rest)) = bytes.split_first_chunk::<8>()
-        && rest.first() == Some(&b'{')
-        && usize::try_from(u64::from_le_bytes(*length)).is_ok_and(|length| length <= rest.len())
-    {
+    if looks_like_safetensors(bytes) {
         return Some("a safetensors file");
     }
     text_form(&bytes[..bytes.len().min(LOOKED_AT)])
+}
+
+/// Whether bytes begin as a safetensors file does: a plausible header length, then a brace.
+#[must_use]
+pub fn looks_like_safetensors(bytes: &[u8]) -> bool {
+    let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
+        return false;
+    };
+    let fits = usize::try_from(u64::from_le_bytes(*length)).is_ok_and(|n| n <= rest.len());
+    fits && rest.first() == Some(&b'{')
 }
 
 fn text_form(start: &[u8]) -> Option<&'static str> {

@@ -1,5 +1,9 @@
 //! NumPy `.npy` arrays in C order, little-endian: the header and a view of the values.
 
+use half::f16;
+
+use crate::Precision;
+
 /// What a `.npy` file starts with.
 pub const MAGIC: &[u8] = b"\x93NUMPY";
 
@@ -68,6 +72,31 @@ impl<'a> Npy<'a> {
         Ok(Npy { dtype, shape, data })
     }
 
+    /// The values of an array of floats, widened exactly, and their precision; None for integers.
+    #[must_use]
+    pub fn floats(&self) -> Option<(Precision, Vec<f64>)> {
+        let Dtype::Float(bytes) = self.dtype else {
+            return None;
+        };
+        let (halves, _) = self.data.as_chunks();
+        let (singles, _) = self.data.as_chunks();
+        let (doubles, _) = self.data.as_chunks();
+        Some(match bytes {
+            2 => {
+                let value = |bytes: &[u8; 2]| f16::from_le_bytes(*bytes).to_f64();
+                (Precision::F16, halves.iter().map(value).collect())
+            }
+            4 => {
+                let value = |bytes: &[u8; 4]| f64::from(f32::from_le_bytes(*bytes));
+                (Precision::F32, singles.iter().map(value).collect())
+            }
+            _ => {
+                let value = |bytes: &[u8; 8]| f64::from_le_bytes(*bytes);
+                (Precision::F64, doubles.iter().map(value).collect())
+            }
+        })
+    }
+
     /// The values of an integer array; None for floats and for values beyond i64.
     #[must_use]
     pub fn integers(&self) -> Option<Vec<i64>> {
@@ -102,5 +131,49 @@ fn dtype(descr: &str) -> Result<Dtype, String> {
         (Some("i"), 1 | 2 | 4 | 8) => Ok(Dtype::Signed(size)),
         (Some("u"), 1 | 2 | 4 | 8) => Ok(Dtype::Unsigned(size)),
         _ => Err(format!("NumPy array of type {name}: f2, f4, f8 and integers are read")),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn file(descr: &str, order: &str, shape: &str, data: &[u8]) -> Vec<u8> {
+        let header =
+            format!("{{'descr': '{descr}', 'fortran_order': {order}, 'shape': {shape}, }}\n");
+        let length = u16::try_from(header.len()).expect("short").to_le_bytes();
+        [MAGIC, &[1, 0], &length, header.as_bytes(), data].concat()
+    }
+
+    #[test]
+    fn arrays_in_c_order_are_read_and_all_else_is_refused_by_name() {
+        let singles = [1.5f32, -2.0].map(f32::to_le_bytes).concat();
+        let halves = [0x3e00u16, 0xc000].map(u16::to_le_bytes).concat();
+        let doubles = [1.5f64, -2.0].map(f64::to_le_bytes).concat();
+        for (descr, data, precision) in [
+            ("<f2", &halves, Precision::F16),
+            ("<f4", &singles, Precision::F32),
+            ("<f8", &doubles, Precision::F64),
+        ] {
+            let bytes = file(descr, "False", "(1, 2)", data);
+            let array = Npy::parse(&bytes).expect("an array");
+            assert_eq!(array.shape, [1, 2]);
+            assert_eq!(array.floats(), Some((precision, vec![1.5, -2.0])));
+            assert_eq!(array.integers(), None);
+        }
+        let words = file("<i4", "False", "(2,)", &[255, 255, 255, 255, 7, 0, 0, 0]);
+        assert_eq!(Npy::parse(&words).expect("an array").integers(), Some(vec![-1, 7]));
+        for (descr, order, shape, says) in [
+            ("<f4", "True", "(1, 2)", "Fortran order"),
+            (">f4", "False", "(1, 2)", "big-endian"),
+            ("|O", "False", "(1, 2)", "pickled"),
+            ("<c8", "False", "(1, 1)", "<c8"),
+            ("<f4", "False", "(1, 3)", "8 bytes"),
+            ("<f4", "False", "(x,)", "shape"),
+        ] {
+            let error = Npy::parse(&file(descr, order, shape, &singles)).expect_err(descr);
+            assert!(error.contains(says), "{descr}: {error}");
+        }
+        assert!(Npy::parse(&file("<f4", "False", "(1, 2)", &singles)[..20]).is_err());
     }
 }

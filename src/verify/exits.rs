@@ -47,7 +47,7 @@ impl Exits for JournalError {
 
 impl Exits for LogitFileError {
     fn hint(&self) -> Option<&'static str> {
-        Some("a logit file is raw little-endian f32, JSON with logits_bits, or safetensors")
+        Some("a logit file is raw little-endian f32, JSON with logits_bits, safetensors or NumPy")
     }
 }
 

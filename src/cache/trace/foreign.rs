@@ -4,6 +4,7 @@
 
 use std::io::Read;
 
+use k3_core::content::known_form;
 use k3_core::npy::{self, Npy};
 use serde::Deserialize;
 
@@ -28,17 +29,6 @@ pub struct Stated {
 /// One position asks one layer: the layer and its experts.
 type Row = (u32, Vec<u32>);
 
-/// The magics of files that are no trace, and what they are.
-const MAGICS: [(&[u8], &str); 7] = [
-    (b"PK\x03\x04", "a ZIP archive (.npz, PyTorch): save one integer array as .npy"),
-    (b"GGUF", "a GGUF model"),
-    (b"\x80\x02", "a pickle (PyTorch): save one integer array as .npy"),
-    (b"\x28\xb5\x2f\xfd", "zstd-compressed: decompress it with zstd -d"),
-    (b"<!", "an HTML page: the download failed"),
-    (b"<html", "an HTML page: the download failed"),
-    (b"[", "JSON: one object a line with \"tok\" and \"layers\" is read"),
-];
-
 /// The bytes themselves, or what gzip made them from.
 pub(super) fn decompressed(bytes: Vec<u8>) -> Result<Vec<u8>, TraceError> {
     if !bytes.starts_with(&[0x1f, 0x8b]) {
@@ -56,13 +46,19 @@ pub(super) fn decompressed(bytes: Vec<u8>) -> Result<Vec<u8>, TraceError> {
 
 /// The trace, if the bytes are one of these forms; None if they may be headerless pairs.
 pub(super) fn read(bytes: &[u8], stated: &Stated) -> Result<Option<Trace>, TraceError> {
-    if let Some((_, what)) = MAGICS.iter().find(|(magic, _)| bytes.starts_with(magic)) {
-        return Err(TraceError::whole(format!("no trace, but {what}")));
-    }
     let rows = if bytes.starts_with(npy::MAGIC) {
         from_npy(bytes)?
-    } else if let Some(text) = text(bytes) {
-        if text.starts_with('{') { from_json_lines(text)? } else { from_table(text, stated)? }
+    } else if let Some(text) = text(bytes).filter(|text| !text.starts_with('<')) {
+        match text.chars().next() {
+            Some('{') => from_json_lines(text)?,
+            Some('[') => {
+                let what = "JSON, but one object a line with \"tok\" and \"layers\" is read";
+                return Err(TraceError::whole(what));
+            }
+            _ => from_table(text, stated)?,
+        }
+    } else if let Some(form) = known_form(bytes) {
+        return Err(TraceError::whole(format!("expected a trace, got {form}")));
     } else {
         return Ok(None);
     };

@@ -65,7 +65,7 @@ impl Interrupt {
             }
             if !LISTENED.load(Ordering::Relaxed) {
                 files::remove_leftovers();
-                eprintln!("error: interrupted; no output was written");
+                eprintln!("error: interrupted");
                 std::process::exit(4);
             }
             std::thread::sleep(PATIENCE * LOOKS_BEFORE_A_WORD);

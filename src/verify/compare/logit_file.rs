@@ -9,11 +9,12 @@ use std::path::{Path, PathBuf};
 use serde_json::Value;
 use thiserror::Error;
 
-use super::numpy;
+use super::npz;
 use crate::tensor_file::{IDS, TensorValues, parse_file};
 use k3_checkpoint::{Malformed, Problem};
 use k3_core::Precision;
-use k3_core::content::known_form;
+use k3_core::content::{ZIP_MAGIC, known_form, looks_like_safetensors};
+use k3_core::npy::{self, Dtype, Npy};
 use k3_core::stages::StageValues;
 
 /// Why a logit file cannot be used.
@@ -66,7 +67,7 @@ impl LogitFile {
         if named("safetensors") || looks_like_safetensors(&bytes) {
             return from_safetensors(path, &bytes);
         }
-        if bytes.starts_with(numpy::MAGIC) || bytes.starts_with(numpy::ZIP_MAGIC) {
+        if bytes.starts_with(npy::MAGIC) || bytes.starts_with(ZIP_MAGIC) {
             return from_numpy(path, &bytes);
         }
         if named("json") || looks_like_json(&bytes) {
@@ -103,7 +104,7 @@ impl LogitFile {
             file.prompt_ids.as_ref().is_some_and(|ids| ids.len() == rows)
         };
         let prefixes =
-            rows[0] != rows[1] && (by_position(self, rows[0]) || by_position(other, rows[1]));
+            rows[0] != rows[1] && by_position(self, rows[0]) && by_position(other, rows[1]);
         let of_prompt = if prefixes { common } else { usize::MAX };
         let lists = [
             ("prompt ids", &self.prompt_ids, &other.prompt_ids, of_prompt),
@@ -138,16 +139,6 @@ pub fn id_list(ids: &[u32]) -> String {
         0 => shown.join(","),
         rest => format!("{},… and {rest} more", shown.join(",")),
     }
-}
-
-/// Whether bytes begin as a safetensors file does: a plausible header length, then a brace.
-#[must_use]
-pub fn looks_like_safetensors(bytes: &[u8]) -> bool {
-    let Some((length, rest)) = bytes.split_first_chunk::<8>() else {
-        return false;
-    };
-    let fits = usize::try_from(u64::from_le_bytes(*length)).is_ok_and(|n| n <= rest.len());
-    fits && rest.first() == Some(&b'{')
 }
 
 fn looks_like_json(bytes: &[u8]) -> bool {
@@ -221,9 +212,12 @@ fn field_error(path: &Path, field: &str, expected: &str, got: impl ToString) -> 
 fn from_safetensors(path: &Path, bytes: &[u8]) -> Result<LogitFile, LogitFileError> {
     let file = parse_file(path, bytes).map_err(|error| error.0)?;
     let (name, tensor) = pick_logits(path, &file.tensors)?;
-    let (vocabulary, values) = rows_of(path, name, &tensor.shape, &tensor.values)?;
+    let StageValues::Real(values) = &tensor.values else {
+        return Err(field_error(path, name, "floating-point values", "integers"));
+    };
+    let vocabulary = row_length(path, name, &tensor.shape, values)?;
     let stored = tensor.stored.unwrap_or(Precision::F32);
-    let mut logits = LogitFile::bare(path, "safetensors", stored, values);
+    let mut logits = LogitFile::bare(path, "safetensors", stored, values.clone());
     logits.vocabulary = Some(vocabulary);
     let id_tensor = |name: &str| ids_among(&file.tensors.get(name)?.values);
     let id_text = |name: &str| parse_ids(file.metadata.get(name)?);
@@ -241,29 +235,26 @@ const PROMPT_IDS: [&str; 6] =
 /// Spellings of the ids that came out.
 const GENERATED_IDS: [&str; 4] = ["generated_ids", "output_ids", "token_ids", "output_token_ids"];
 
-/// Size of a row and values of logits \[T, V\] or \[V\]; leading extents of 1 are left out.
-fn rows_of(
+/// Length of a row of logits \[T, V\] or \[V\]; leading extents of 1 are left out.
+fn row_length(
     path: &Path,
     name: &str,
     full_shape: &[usize],
-    values: &StageValues,
-) -> Result<(usize, Vec<f64>), LogitFileError> {
+    values: &[f64],
+) -> Result<usize, LogitFileError> {
+    if values.is_empty() {
+        return Err(empty(path));
+    }
     let mut shape = full_shape;
     while let [1, rest @ ..] = shape
         && rest.len() > 1
     {
         shape = rest;
     }
-    let StageValues::Real(values) = values else {
-        return Err(field_error(path, name, "floating-point values", "integers"));
-    };
-    let ([vocabulary] | [_, vocabulary]) = *shape else {
-        return Err(field_error(path, name, "a shape [T, V]", format!("{full_shape:?}")));
-    };
-    if values.is_empty() {
-        return Err(empty(path));
+    match *shape {
+        [vocabulary] | [_, vocabulary] => Ok(vocabulary),
+        _ => Err(field_error(path, name, "a shape [T, V]", format!("{full_shape:?}"))),
     }
-    Ok((vocabulary, values.clone()))
 }
 
 fn ids_among(values: &StageValues) -> Option<Vec<u32>> {
@@ -276,14 +267,19 @@ fn ids_among(values: &StageValues) -> Option<Vec<u32>> {
 /// A `.npy` of logits, or a `.npz` with them and their ids.
 fn from_numpy(path: &Path, bytes: &[u8]) -> Result<LogitFile, LogitFileError> {
     let fails = |what: String| Problem::whole(what).in_file(path);
-    let arrays = if bytes.starts_with(numpy::MAGIC) {
-        BTreeMap::from([("logits".to_owned(), numpy::read(bytes).map_err(fails)?)])
+    let files = if bytes.starts_with(ZIP_MAGIC) {
+        npz::arrays(bytes).map_err(fails)?
     } else {
-        numpy::read_archive(bytes).map_err(fails)?
+        BTreeMap::from([("logits".to_owned(), bytes.to_vec())])
     };
-    let real = |array: &&numpy::Array| matches!(array.values, StageValues::Real(_));
-    let mut only = arrays.iter().filter(|(_, array)| real(array));
-    let found = match (arrays.get_key_value("logits"), only.next(), only.next()) {
+    let mut arrays = BTreeMap::new();
+    for (name, bytes) in &files {
+        let array = Npy::parse(bytes).map_err(|what| fails(format!("{name}: {what}")))?;
+        arrays.insert(name.as_str(), array);
+    }
+    let is_real = |array: &&Npy<'_>| matches!(array.dtype, Dtype::Float(_));
+    let mut real = arrays.iter().filter(|(_, array)| is_real(array));
+    let found = match (arrays.get_key_value("logits"), real.next(), real.next()) {
         (Some(found), ..) | (None, Some(found), None) => found,
         _ => {
             let got = format!("{} of other names", arrays.len());
@@ -291,12 +287,17 @@ fn from_numpy(path: &Path, bytes: &[u8]) -> Result<LogitFile, LogitFileError> {
         }
     };
     let (name, array) = found;
-    let (vocabulary, values) = rows_of(path, name, &array.shape, &array.values)?;
-    let stored = array.stored.unwrap_or(Precision::F32);
+    let Some((stored, values)) = array.floats() else {
+        return Err(field_error(path, name, "floating-point values", "integers"));
+    };
+    let vocabulary = row_length(path, name, &array.shape, &values)?;
     let mut logits = LogitFile::bare(path, "NumPy", stored, values);
     // One dimension does not say where a row ends.
     logits.vocabulary = (array.shape.len() > 1).then_some(vocabulary);
-    let ids = |name: &&str| ids_among(&arrays.get(*name)?.values);
+    let ids = |name: &&str| {
+        let ids = arrays.get(*name)?.integers()?;
+        ids.into_iter().map(|id| u32::try_from(id).ok()).collect()
+    };
     logits.prompt_ids = PROMPT_IDS.iter().find_map(ids);
     logits.generated_ids = GENERATED_IDS.iter().find_map(ids);
     Ok(logits)

@@ -14,8 +14,8 @@ use k3_core::compare::{Comparison, Tolerance, compare};
 /// The k of the top-k overlap, cut to the vocabulary.
 pub const OVERLAP: usize = 10;
 
-/// A row whose KL divergence is larger says something else. Evaluations of one model in BF16 differ
-/// by less than 0.1 nats; two unrelated rows by several.
+/// A row whose KL divergence, in nats, is larger says something else. Logits that are nowhere
+/// further apart than δ diverge by at most 2·δ, so some are half a logit apart or more.
 const ABSURD_DIVERGENCE: f64 = 1.0;
 
 /// One row of both sides.

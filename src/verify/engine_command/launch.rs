@@ -10,8 +10,9 @@ use std::time::{Duration, Instant};
 use thiserror::Error;
 
 use super::Template;
-use crate::compare::{looks_like_safetensors, raw_values};
+use crate::compare::raw_values;
 use crate::tensor_file::parse_file;
+use k3_core::content::looks_like_safetensors;
 use k3_core::stages::StageValues;
 
 /// How often a running command is looked at.
