@@ -136,46 +136,41 @@ fn measure(
     }
 }
 
-/// What the largest value of a row may exceed the value by that nine of ten stay below. Of values
-/// with a normal distribution that value is 1.64 standard deviations, and none of 10⁷ is beyond
-/// 6.6: four times it.
-const REACH: f64 = 8.0;
+/// How many times the median size of a row its ordinary values reach. Of values with a normal
+/// distribution the median size is 0.67 standard deviations, and none of 10⁷ is beyond 6.6: ten
+/// times it.
+const REACH: f64 = 16.0;
 
 /// How far the ordinary values of a row reach: to the largest, but no further than [`REACH`] times
-/// the value that nine of ten (zeros left out) stay below. So a few extreme values, such as those
-/// of suppressed ids, do not move it.
+/// the median size (zeros left out). So extreme values, such as those of suppressed ids, do not
+/// move it while they are fewer than half.
 fn reach(row: &[f64]) -> f64 {
-    let mut sizes: Vec<f64> =
-        row.iter().map(|value| value.abs()).filter(|&v| v > 0.0 && v < SUPPRESSED).collect();
+    let mut sizes: Vec<f64> = row.iter().map(|value| value.abs()).filter(|v| *v > 0.0).collect();
     if sizes.is_empty() {
         return 0.0;
     }
-    let ninth = (sizes.len() - 1) * 9 / 10;
-    let (_, ninth, _) = sizes.select_nth_unstable_by(ninth, f64::total_cmp);
-    let ordinary = REACH * *ninth;
+    let middle = (sizes.len() - 1) / 2;
+    let (_, median, _) = sizes.select_nth_unstable_by(middle, f64::total_cmp);
+    let ordinary = REACH * *median;
     sizes.into_iter().fold(0.0, f64::max).min(ordinary)
 }
-
-/// Values of this size and beyond are put in the place of logits to suppress ids.
-const SUPPRESSED: f64 = 1e4;
 
 /// `relative` of what the row's ordinary values reach, or of the element itself where that is more:
 /// an extreme element widens its own tolerance and nobody else's.
 fn relative_tolerance(relative: f64, expected: &[f64], width: usize) -> Tolerance {
     let rows: Vec<(&[f64], f64)> =
         expected.chunks(width.max(1)).map(|row| (row, reach(row))).collect();
-    let has_extremes = |(row, reach): &(&[f64], f64)| row.iter().any(|v| v.abs() > *reach);
-    if let [(_, reach)] = rows.as_slice()
-        && !has_extremes(&rows[0])
-    {
-        return Tolerance::Absolute(relative * reach);
+    match rows.as_slice() {
+        [(row, reach)] if row.iter().all(|value| value.abs() <= *reach) => {
+            Tolerance::Absolute(relative * reach)
+        }
+        _ => {
+            let bounds = rows.iter().flat_map(|(row, reach)| {
+                row.iter().map(move |value| relative * value.abs().max(*reach))
+            });
+            Tolerance::PerElement(bounds.collect())
+        }
     }
-    let bounds = rows.iter().flat_map(|(row, reach)| {
-        row.iter().map(move |value| {
-            relative * if value.abs() < SUPPRESSED { value.abs().max(*reach) } else { *reach }
-        })
-    });
-    Tolerance::PerElement(bounds.collect())
 }
 
 impl ToleranceChoice {
@@ -244,5 +239,36 @@ impl ToleranceChoice {
     #[must_use]
     pub fn assumed(&self) -> bool {
         matches!(self, Self::Absolute(_) | Self::Assumed { .. })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Two in five ids filled with one large value, as padding is: the others are held to what they
+    /// reach themselves.
+    #[test]
+    fn extreme_values_widen_their_own_tolerance_only() {
+        for fill in [-50.0, -9999.0, -1e9, f64::from(f32::MIN)] {
+            let row: Vec<f64> = (0..100)
+                .map(|i| if i % 5 < 2 { fill } else { 1.0 + f64::from(i) / 100.0 })
+                .collect();
+            let Tolerance::PerElement(bounds) = relative_tolerance(1e-3, &row, 100) else {
+                panic!("one bound for all, with {fill}");
+            };
+            assert_eq!(bounds[0], 1e-3 * -fill);
+            assert!(bounds[2] <= 1e-3 * 16.0 * 2.0, "{fill}: {}", bounds[2]);
+        }
+    }
+
+    /// Values without extremes have one bound, and another unit changes nothing.
+    #[test]
+    fn the_bound_follows_the_unit() {
+        let row: Vec<f64> = (1..=100).map(|i| f64::from(i) - 50.5).collect();
+        assert_eq!(relative_tolerance(0.5, &row, 100), Tolerance::Absolute(0.5 * 49.5));
+        let large: Vec<f64> = row.iter().map(|value| value * 1048576.0).collect();
+        let bound = Tolerance::Absolute(0.5 * 49.5 * 1048576.0);
+        assert_eq!(relative_tolerance(0.5, &large, 100), bound);
     }
 }
