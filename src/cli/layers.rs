@@ -18,6 +18,7 @@ use k3_core::config::{MLA_NORM_EPS, RawConfig};
 use k3_core::exit::Exit;
 use k3_core::host::interrupt::Interrupt;
 use k3_core::host::provenance::Provenance;
+use k3_core::seal::seal;
 use k3_engine::kernels::path::KernelPath;
 use k3_engine::kernels::table::Kernels;
 use k3_engine::model::{EngineOptions, Shape};
@@ -38,6 +39,7 @@ use k3_gates::report::layers::{
 };
 use k3_reference::Reader;
 use k3_reference::local::Arithmetic;
+use k3_render::Document;
 
 /// Compare the engine (or a foreign dump) with the f64 reference, layer by layer, on a whole or
 /// partial checkpoint.
@@ -517,10 +519,23 @@ pub(super) fn deliver(
     report: &LayersReport,
     is_printed: bool,
 ) -> Result<(), CommandError> {
-    if !is_printed {
-        return output::deliver(args, report, &report.document());
+    // A part is read again by `merge`, which has to see that nobody changed it.
+    if report.part.is_some() {
+        deliver_as(args, &seal(report).map_err(bad_input)?, &report.document(), is_printed)
+    } else {
+        deliver_as(args, report, &report.document(), is_printed)
     }
-    let document = report.document();
-    output::write_report(args, report, &document)?;
-    output::write_page(args, &document)
+}
+
+fn deliver_as(
+    args: &OutputArgs,
+    json: &impl serde::Serialize,
+    document: &Document,
+    is_printed: bool,
+) -> Result<(), CommandError> {
+    if !is_printed {
+        return output::deliver(args, json, document);
+    }
+    output::write_report(args, json, document)?;
+    output::write_page(args, document)
 }

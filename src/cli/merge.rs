@@ -7,6 +7,7 @@ use clap::Args;
 use super::layers::deliver;
 use super::output::{self, CommandError, OutputArgs, bad_input};
 use k3_core::exit::Exit;
+use k3_core::seal::unseal;
 use k3_gates::layers::merge::merge;
 use k3_gates::report::layers::{LayersReport, SCHEMA};
 
@@ -41,8 +42,8 @@ fn read(path: &Path) -> Result<(String, LayersReport), CommandError> {
             .hint("a part is the report.json that layers --part i/N --out DIR writes")
     };
     let bytes = k3_core::host::files::read(&file).map_err(|error| refused(error.to_string()))?;
-    let report: LayersReport = serde_json::from_slice(&bytes)
-        .map_err(|error| refused(format!("not a report of layers: {error}")))?;
+    let report: LayersReport =
+        unseal(&bytes).map_err(|what| refused(format!("not the report of a part: {what}")))?;
     if report.schema != SCHEMA {
         return Err(refused(format!("expected schema {SCHEMA}, got {}", report.schema)));
     }

@@ -14,6 +14,7 @@ pub mod host;
 pub mod npy;
 mod precision;
 pub mod random;
+pub mod seal;
 pub mod stages;
 
 pub use hex::hex;

@@ -63,6 +63,8 @@ pub struct Run {
     pub stretches: Vec<Stretch>,
     /// Tensors, by place.
     pub tensors: Vec<Placed>,
+    /// Digest of its bytes, where a pack states one.
+    pub digest: Option<String>,
 }
 
 impl Run {
