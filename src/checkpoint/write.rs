@@ -7,10 +7,13 @@ use std::collections::HashSet;
 
 use super::Problem;
 use super::dtype::Dtype;
-use super::header::{MAX_HEADER_BYTES, MAX_NAME_BYTES, MAX_RANK, METADATA_KEY};
+use super::header::{MAX_HEADER_BYTES, MAX_NAME_BYTES, METADATA_KEY};
 
 /// The header's length is a multiple of this, so that data starts aligned.
 const HEADER_ALIGN_BYTES: usize = 8;
+
+/// Most dimensions of a tensor that is written: the release has up to four.
+const MAX_RANK: usize = 8;
 
 /// A tensor to be written, without its data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]

@@ -9,7 +9,7 @@ use super::model_args::{CheckpointArgs, read_config};
 use super::output::{self, CommandError, OutputArgs, bad_input};
 use super::threads::ThreadsArgs;
 use k3_checkpoint::store::Note;
-use k3_checkpoint::{Checkpoint, ModelShape};
+use k3_checkpoint::{Checkpoint, ModelShape, config};
 use k3_core::config::RawConfig;
 use k3_core::exit::Exit;
 use k3_core::host::provenance::Provenance;
@@ -25,9 +25,10 @@ use k3_reference::Reader;
 ///
 /// Checks every file by itself (Git LFS pointers, web pages, unfinished downloads, files cut
 /// short), at shard sizes against the 96 published ones, at the index against the headers, at every
-/// tensor the config implies, and at every stored value (scale byte 255, weights that are not
-/// finite, experts of zeros, padding of A_log). Exits 1 if anything is damaged, 4 if files are
-/// merely missing, 3 if the folder or the config cannot be read.
+/// tensor the config implies, at every stored value (scale byte 255, weights that are not finite,
+/// tensors of zeros and holes of 4 KiB of them, padding of A_log), and at the SHA-256 that a
+/// Hugging Face cache names its files by. Exits 1 if anything is damaged, 4 if files are merely
+/// missing, 3 if the folder, the config or a shard cannot be read.
 #[derive(Debug, Args)]
 pub struct CheckArgs {
     #[command(flatten)]
@@ -66,6 +67,7 @@ pub fn run(args: &CheckArgs) -> Result<Exit, CommandError> {
         Checks { args, folder: &folder, config: &config, rows: Vec::new(), notes: Vec::new() };
     pool.install(|| checks.run(digests.as_deref()))?;
     let exit = checks.rows.iter().fold(Exit::Conforms, |exit, row| {
+        let exit = if row.unreadable.is_empty() { exit } else { exit.and(Exit::BadInput) };
         exit.and(match row.verdict {
             Verdict::Fail => Exit::Disagrees,
             Verdict::NotRun => Exit::Incomplete,
@@ -96,7 +98,9 @@ const SIZES: [&str; 2] = ["sizes", "every shard has its published size"];
 const INDEX: [&str; 2] = ["index", "index and headers agree"];
 const BIND: [&str; 2] = ["bind", "every tensor the config implies is there, as implied"];
 const CROSS_READ: [&str; 2] = ["cross-read", "two readers agree on the config and every tensor"];
-const VALUES: [&str; 2] = ["values", "no NaN scale, no weight that is not finite, no zero expert"];
+const VALUES: [&str; 2] =
+    ["values", "no NaN scale, no weight that is not finite, no hole of zeros"];
+const BLOBS: [&str; 2] = ["blobs", "every file of a Hugging Face cache has the digest in its name"];
 const SHA256: [&str; 2] = ["sha256", "every listed file has its digest"];
 
 impl Checks<'_> {
@@ -107,22 +111,56 @@ impl Checks<'_> {
         })?;
         let detail = format!("{} shards opened", files.shards.len());
         self.judged(FILES, detail, files.findings.clone(), Vec::new());
+        self.unreadable(&files);
+        self.unread_fields()?;
         self.sizes(&files);
         match Checkpoint::open_partial(self.folder) {
             Ok(checkpoint) => self.opened(&checkpoint)?,
             Err(error) => self.not_opened(&files, &error.to_string()),
         }
+        let blobs = digests::blobs(self.folder).map_err(bad_input)?;
+        match blobs.as_slice() {
+            _ if self.args.headers_only => self.row(BLOBS, Verdict::NotSelected, "--headers-only"),
+            [] => self.row(BLOBS, Verdict::NotApplicable, "no file is a link to a named blob"),
+            entries => self.hash(BLOBS, entries)?,
+        }
         match digests {
             None => self.row(SHA256, Verdict::NotSelected, "no --sha256 FILE"),
-            Some(entries) => {
-                let bar = output::progress(0, "bytes hashed");
-                let compared = digests::compare(self.folder, entries, &|bytes| bar.inc(bytes));
-                bar.finish_and_clear();
-                let (findings, absent) = compared?;
-                let hashed = entries.len() - absent.len();
-                self.judged(SHA256, format!("{hashed} files hashed"), findings, absent);
-            }
+            Some(entries) => self.hash(SHA256, entries)?,
         }
+        Ok(())
+    }
+
+    fn hash(
+        &mut self,
+        check: [&'static str; 2],
+        entries: &[digests::Entry],
+    ) -> Result<(), CommandError> {
+        let bar = output::progress(0, "bytes hashed");
+        let compared = digests::compare(self.folder, entries, &|bytes| bar.inc(bytes));
+        bar.finish_and_clear();
+        let (findings, absent) = compared?;
+        let hashed = entries.len() - absent.len();
+        self.judged(check, format!("{hashed} files hashed"), findings, absent);
+        Ok(())
+    }
+
+    /// What cannot be read was not checked, and is not damage either.
+    fn unreadable(&mut self, files: &Files) {
+        let Some(row) = self.rows.last_mut().filter(|_| !files.unreadable.is_empty()) else {
+            return;
+        };
+        row.unreadable =
+            files.unreadable.iter().map(|(file, why)| format!("{file}: {why}")).collect();
+        row.detail += &format!(", {} not read", row.unreadable.len());
+        if row.verdict == Verdict::Pass {
+            row.verdict = Verdict::NotRun;
+        }
+    }
+
+    fn unread_fields(&mut self) -> Result<(), CommandError> {
+        let unread = config::unread(&self.folder.join("config.json"))?;
+        self.notes.extend(unread.iter().map(|field| format!("config.json: {field}")));
         Ok(())
     }
 
@@ -134,6 +172,7 @@ impl Checks<'_> {
             detail: detail.to_owned(),
             findings: Findings::default(),
             absent: Vec::new(),
+            unreadable: Vec::new(),
         });
     }
 
@@ -156,7 +195,8 @@ impl Checks<'_> {
             (0, gone) => format!("{detail}, {gone} absent"),
             (wrong, gone) => format!("{detail}, {wrong} wrong, {gone} absent"),
         };
-        self.rows.push(CheckRow { id, what, verdict, detail, findings, absent });
+        let unreadable = Vec::new();
+        self.rows.push(CheckRow { id, what, verdict, detail, findings, absent, unreadable });
     }
 
     fn sizes(&mut self, files: &Files) {
@@ -174,9 +214,9 @@ impl Checks<'_> {
         }
     }
 
-    /// Damage to a shard is already reported in the first row; otherwise the index is damaged.
+    /// What is wrong with a shard is told in the first row; otherwise the index is damaged.
     fn not_opened(&mut self, files: &Files, error: &str) {
-        if files.findings.is_empty() {
+        if files.findings.is_empty() && files.unreadable.is_empty() {
             let mut findings = Findings::default();
             findings.push(Finding { file: ".".to_owned(), tensor: None, what: error.to_owned() });
             self.judged(INDEX, "not opened".to_owned(), findings, Vec::new());
@@ -223,12 +263,17 @@ impl Checks<'_> {
             return Ok(());
         }
         let bar = output::progress(checkpoint.tensor_bytes(), "bytes read");
-        let heads = self.config.kda_num_heads;
-        let found = values::check_values(checkpoint, heads, &|bytes| bar.inc(bytes));
+        let found = values::check_values(checkpoint, self.config, &|bytes| bar.inc(bytes));
         bar.finish_and_clear();
-        let findings = found?;
+        let found = found?;
+        if let Some(first) = found.neutral.first() {
+            let count = found.neutral.len();
+            self.notes.push(format!(
+                "{count} tensors that are added, not multiplied by, are all zero: {first} first"
+            ));
+        }
         let detail = format!("{} bytes read", checkpoint.tensor_bytes());
-        self.judged(VALUES, detail, findings, Vec::new());
+        self.judged(VALUES, detail, found.findings, Vec::new());
         Ok(())
     }
 

@@ -7,7 +7,7 @@ use clap::Args;
 
 use super::model_args::{CheckpointArgs, open_partial, read_config};
 use super::output::{self, CommandError, OutputArgs, bad_input};
-use k3_checkpoint::ModelShape;
+use k3_checkpoint::{ModelShape, config as config_file};
 use k3_core::exit::Exit;
 use k3_core::host::provenance::{Provenance, default_threads};
 use k3_gates::audit::statistics::statistics;
@@ -44,6 +44,9 @@ pub fn run(args: &InspectArgs) -> Result<Exit, CommandError> {
     let config = read_config(&folder)?;
     let shape = ModelShape::derive(&config)?;
     let checkpoint = open_partial(&folder)?;
+    let mut notes: Vec<String> = checkpoint.notes().iter().map(ToString::to_string).collect();
+    let unread = config_file::unread(&folder.join("config.json"))?;
+    notes.extend(unread.iter().map(|field| format!("config.json: {field}")));
     let mut census = census::census(&checkpoint, &shape);
     let mut file_problems = Findings::default();
     let end_ids = end_ids::end_ids(&folder, &config, &mut file_problems);
@@ -72,7 +75,7 @@ pub fn run(args: &InspectArgs) -> Result<Exit, CommandError> {
         shards: checkpoint.shards().len(),
         missing_shards: checkpoint.missing_shards().to_vec(),
         has_index: checkpoint.has_index(),
-        notes: checkpoint.notes().iter().map(ToString::to_string).collect(),
+        notes,
         index_held_bytes: checkpoint.held_bytes(),
         census,
         end_ids,

@@ -194,7 +194,8 @@ fn open_indexed(
         merge.add(&mut build, number, opened, &strangers)?;
     }
     merge.finish(&build, &absent)?;
-    let notes = listing.notes(&used);
+    let mut notes = listing.notes(&used);
+    notes.extend(index.odd_metadata.map(|problem| Note::OddMetadata { problem }));
     let total_size = index.total_size.filter(|_| absent.is_empty());
     let mut checkpoint = build.finish(absent, true, notes);
     let header_bytes = checkpoint.tensor_bytes();
@@ -367,7 +368,16 @@ impl Build {
         Ok(())
     }
 
-    fn finish(self, missing_shards: Vec<String>, has_index: bool, notes: Vec<Note>) -> Checkpoint {
+    fn finish(
+        self,
+        missing_shards: Vec<String>,
+        has_index: bool,
+        mut notes: Vec<Note>,
+    ) -> Checkpoint {
+        for shard in self.shards.iter().filter(|shard| !shard.unread_keys().is_empty()) {
+            let keys = shard.unread_keys().iter().cloned().collect();
+            notes.push(Note::UnreadKeys { file: file_name(shard), keys });
+        }
         Checkpoint {
             folder: self.folder,
             names: self.names,
