@@ -8,8 +8,9 @@
 //!
 //! Choices: an integer must be written as one (`16.0` and `1.6e1` are refused, `1` for a real
 //! number is fine); a boolean must be a boolean; keys this reader does not know are accepted,
-//! since the release has a hundred that no computation reads, unless they would change it. Everything missing or ill-typed is
-//! told in one message; what contradicts itself is told, again all at once, when nothing is.
+//! since the release has a hundred that no computation reads, unless they would change it.
+//! Everything missing or ill-typed is told in one message; what contradicts itself is told, again
+//! all at once, when nothing is.
 
 mod elsewhere;
 mod fields;

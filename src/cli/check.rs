@@ -1,18 +1,21 @@
 //! `check`: whether a checkpoint is whole and undamaged.
 
-use std::path::PathBuf;
+use std::ops::ControlFlow;
+use std::path::{Path, PathBuf};
 use std::time::Instant;
 
 use clap::Args;
 
+use super::generate::listen;
 use super::model_args::{CheckpointArgs, read_config};
-use super::output::{self, CommandError, OutputArgs, bad_input};
+use super::output::{self, CommandError, OutputArgs, bad_input, usage};
 use super::threads::ThreadsArgs;
 use k3_checkpoint::store::Note;
 use k3_checkpoint::{Checkpoint, ModelShape, config};
 use k3_core::config::RawConfig;
 use k3_core::exit::Exit;
 use k3_core::host::provenance::Provenance;
+use k3_engine::stream::pack::{MANIFEST, Pack};
 use k3_gates::audit::digests;
 use k3_gates::audit::folder;
 use k3_gates::audit::folder::Files;
@@ -56,17 +59,30 @@ pub struct CheckArgs {
 /// No folder (2); an unreadable folder, config or list of digests (3).
 pub fn run(args: &CheckArgs) -> Result<Exit, CommandError> {
     let start = Instant::now();
-    let threads = args.threads.count();
     let folder = args.checkpoint.folder()?;
     output::check_writable(&args.output)?;
+    if folder.join(MANIFEST).exists() {
+        return packed(args, &folder, start);
+    }
     let digests = args.sha256.as_deref().map(digests::read_list).transpose();
     let digests = digests?;
     let config = read_config(&folder)?;
-    let pool = output::pool(threads)?;
+    let pool = output::pool(args.threads.count())?;
     let mut checks =
         Checks { args, folder: &folder, config: &config, rows: Vec::new(), notes: Vec::new() };
     pool.install(|| checks.run(digests.as_deref()))?;
-    let exit = checks.rows.iter().fold(Exit::Conforms, |exit, row| {
+    let Checks { rows, notes, .. } = checks;
+    deliver(args, &folder, start, rows, notes)
+}
+
+fn deliver(
+    args: &CheckArgs,
+    folder: &Path,
+    start: Instant,
+    checks: Vec<CheckRow>,
+    notes: Vec<String>,
+) -> Result<Exit, CommandError> {
+    let exit = checks.iter().fold(Exit::Conforms, |exit, row| {
         let exit = if row.unreadable.is_empty() { exit } else { exit.and(Exit::BadInput) };
         exit.and(match row.verdict {
             Verdict::Fail => Exit::Disagrees,
@@ -77,22 +93,54 @@ pub fn run(args: &CheckArgs) -> Result<Exit, CommandError> {
     let report = CheckReport {
         schema: SCHEMA,
         exit_code: exit.code(),
-        checks: checks.rows,
-        notes: checks.notes,
-        provenance: Provenance::since(start, threads, vec![folder.display().to_string()]),
+        checks,
+        notes,
+        provenance: Provenance::since(
+            start,
+            args.threads.count(),
+            vec![folder.display().to_string()],
+        ),
     };
     output::deliver(&args.output, &report, &report.document())?;
     Ok(exit)
 }
 
+/// A packed trunk: its manifest, and every layer against its digest.
+fn packed(args: &CheckArgs, folder: &Path, start: Instant) -> Result<Exit, CommandError> {
+    if args.cross_read || args.headers_only || args.sha256.is_some() {
+        let what = "a packed trunk is checked against the digests in it: not with --cross-read, \
+                    --headers-only or --sha256";
+        return Err(usage(anyhow::anyhow!("{}: {what}", folder.display())));
+    }
+    let interrupt = listen()?;
+    let pack = Pack::open(folder)?;
+    let bar = output::progress(pack.data_bytes(), "bytes read");
+    let damaged = pack.damage(&mut |progress| {
+        bar.set_position(progress.done_bytes);
+        if interrupt.is_set() { ControlFlow::Break(()) } else { ControlFlow::Continue(()) }
+    });
+    bar.finish_and_clear();
+    let data = pack.data_path();
+    let file = data.file_name().unwrap_or_default().to_string_lossy();
+    let mut findings = Findings::default();
+    for problem in damaged? {
+        let (file, what) = (file.to_string(), problem.to_string());
+        findings.push(Finding { file, tensor: None, what });
+    }
+    let detail = format!("{} layers, {} bytes read", pack.layers(), pack.data_bytes());
+    let row = judged(PACK, detail, findings, Vec::new());
+    deliver(args, folder, start, vec![row], Vec::new())
+}
+
 struct Checks<'a> {
     args: &'a CheckArgs,
-    folder: &'a std::path::Path,
+    folder: &'a Path,
     config: &'a RawConfig,
     rows: Vec<CheckRow>,
     notes: Vec<String>,
 }
 
+const PACK: [&str; 2] = ["pack", "every layer has the digest that the manifest states"];
 const FILES: [&str; 2] = ["files", "every file is what its name says, and whole"];
 const SIZES: [&str; 2] = ["sizes", "every shard has its published size"];
 const INDEX: [&str; 2] = ["index", "index and headers agree"];
@@ -102,6 +150,28 @@ const VALUES: [&str; 2] =
     ["values", "no NaN scale, no weight that is not finite, no hole of zeros"];
 const BLOBS: [&str; 2] = ["blobs", "every file of a Hugging Face cache has the digest in its name"];
 const SHA256: [&str; 2] = ["sha256", "every listed file has its digest"];
+
+/// FAIL with findings, NOT RUN where something is absent, PASS otherwise.
+fn judged(
+    [id, what]: [&'static str; 2],
+    detail: String,
+    findings: Findings,
+    absent: Vec<String>,
+) -> CheckRow {
+    let verdict = match (findings.is_empty(), absent.is_empty()) {
+        (false, _) => Verdict::Fail,
+        (true, false) => Verdict::NotRun,
+        (true, true) => Verdict::Pass,
+    };
+    let detail = match (findings.count, absent.len()) {
+        (0, 0) => detail,
+        (wrong, 0) => format!("{detail}, {wrong} wrong"),
+        (0, gone) => format!("{detail}, {gone} absent"),
+        (wrong, gone) => format!("{detail}, {wrong} wrong, {gone} absent"),
+    };
+    let unreadable = Vec::new();
+    CheckRow { id, what, verdict, detail, findings, absent, unreadable }
+}
 
 impl Checks<'_> {
     fn run(&mut self, digests: Option<&[digests::Entry]>) -> Result<(), CommandError> {
@@ -176,27 +246,14 @@ impl Checks<'_> {
         });
     }
 
-    /// FAIL with findings, NOT RUN where something is absent, PASS otherwise.
     fn judged(
         &mut self,
-        [id, what]: [&'static str; 2],
+        of: [&'static str; 2],
         detail: String,
-        findings: Findings,
-        absent: Vec<String>,
+        wrong: Findings,
+        gone: Vec<String>,
     ) {
-        let verdict = match (findings.is_empty(), absent.is_empty()) {
-            (false, _) => Verdict::Fail,
-            (true, false) => Verdict::NotRun,
-            (true, true) => Verdict::Pass,
-        };
-        let detail = match (findings.count, absent.len()) {
-            (0, 0) => detail,
-            (wrong, 0) => format!("{detail}, {wrong} wrong"),
-            (0, gone) => format!("{detail}, {gone} absent"),
-            (wrong, gone) => format!("{detail}, {wrong} wrong, {gone} absent"),
-        };
-        let unreadable = Vec::new();
-        self.rows.push(CheckRow { id, what, verdict, detail, findings, absent, unreadable });
+        self.rows.push(judged(of, detail, wrong, gone));
     }
 
     fn sizes(&mut self, files: &Files) {

@@ -15,17 +15,18 @@ fn digest(value: &Value) -> String {
     hex(Sha256::digest(value.to_string()))
 }
 
-/// An object with its digest.
+/// An object with its digest; one that it had is replaced.
 ///
 /// # Errors
 /// It is no JSON object.
 pub fn seal(value: &impl Serialize) -> serde_json::Result<Value> {
     let mut value = serde_json::to_value(value)?;
-    let digest = digest(&value);
-    match &mut value {
-        Value::Object(fields) => fields.insert(DIGEST.to_owned(), digest.into()),
-        _ => return Err(serde::ser::Error::custom("only an object can be sealed")),
+    let Value::Object(fields) = &mut value else {
+        return Err(serde::ser::Error::custom("only an object can be sealed"));
     };
+    fields.remove(DIGEST);
+    let digest = digest(&value);
+    value[DIGEST] = digest.into();
     Ok(value)
 }
 

@@ -3,9 +3,9 @@
 //! A run is copied unchanged from its shard and padded to 4096 bytes, so that each layer is read
 //! with one aligned request after another. Next to the data is a manifest (`trunk.json`): the
 //! checkpoint it was made from, and per layer offset, length, tensors and digest; it is sealed with
-//! one of its own. A layer's digest is checked when the layer is first read. The data's name carries the
-//! checkpoint's identity: a pack that is being replaced and its successor never share a file, and
-//! the manifest, renamed last, always matches the data it names.
+//! one of its own. A layer's digest is checked when the layer is first read. The data's name
+//! carries the checkpoint's identity: a pack that is being replaced and its successor never share a
+//! file, and the manifest, renamed last, always matches the data it names.
 //!
 //! An unfinished pack is `NAME.part` with a manifest of the layers that are done; packing resumes
 //! there. At the end everything is read again and compared with the hashes.
@@ -385,8 +385,7 @@ impl Pack {
             .read_to_end(&mut text)
             .map_err(|reason| io_error(&path, reason))?;
         let wrong = |reason: String| Problem::whole(reason).in_file(&path);
-        let manifest: Manifest =
-            unseal(&text).map_err(wrong)?;
+        let manifest: Manifest = unseal(&text).map_err(wrong)?;
         if manifest.schema != SCHEMA {
             return Err(wrong(format!("schema {:?}, expected {SCHEMA:?}", manifest.schema)).into());
         }

@@ -1,5 +1,6 @@
-//! Every stored number: NaN scales, weights that are not finite, tensors of nothing but zeros, holes
-//! of zeros, and the padding of `A_log`, each with its place. This reads the whole checkpoint.
+//! Every stored number: NaN scales, weights that are not finite, tensors of nothing but zeros,
+//! holes of zeros, and the padding of `A_log`, each with its place. This reads the whole
+//! checkpoint.
 //!
 //! When zeros are damage follows from what a tensor does. A module's `weight` (codes and scales of
 //! one too) multiplies: all zeros make its output zero for any input, which nobody trains and

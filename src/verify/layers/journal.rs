@@ -1,8 +1,8 @@
 //! The journal of a run: a header line with the request, then one line of JSON per finished row.
 //!
 //! A stopped run resumes from it if request and inputs are the same and no line was altered; a last
-//! line that is cut short is dropped. Next to it is the chain, as safetensors in F64: the reference's stream
-//! after the last finished layer.
+//! line that is cut short is dropped. Next to it is the chain, as safetensors in F64: the
+//! reference's stream after the last finished layer.
 
 use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File, OpenOptions};
