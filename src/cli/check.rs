@@ -102,7 +102,10 @@ fn deliver(
         ),
     };
     output::deliver(&args.output, &report, &report.document())?;
-    Ok(exit)
+    match report.checks.iter().find_map(|row| row.unreadable.first()) {
+        Some(first) => Err(bad_input(anyhow::anyhow!("{}/{first}", folder.display()))),
+        None => Ok(exit),
+    }
 }
 
 /// A packed trunk: its manifest, and every layer against its digest.

@@ -14,7 +14,7 @@ use k3_core::exit::Exit;
 use k3_core::host::provenance::{Provenance, default_threads};
 use k3_gates::compare::{DumpComparison, TensorComparison, compare_dumps, id_list, ids_of};
 use k3_gates::glob::Glob;
-use k3_gates::tensor_file::{TensorFile, read_file};
+use k3_gates::tensor_file::{IDS, TensorFile, read_file};
 use k3_render::Document;
 
 /// How many names of tensors that were not compared are listed.
@@ -190,7 +190,8 @@ fn document(report: &CompareReport, files: &[(&PathBuf, &TensorFile)]) -> Docume
         let ids =
             ids_of(file).map_or("ids unknown".to_owned(), |ids| format!("ids {}", id_list(&ids)));
         let precision = stored(file).name();
-        let count = file.tensors.len();
+        // Stages, as everywhere: the ids are told beside them.
+        let count = file.tensors.keys().filter(|name| *name != IDS).count();
         let path = path.display();
         document.line(format!("{letter}: {path}: {count} tensors, {precision}, {ids}"));
     }

@@ -124,7 +124,7 @@ impl KdaWeights {
         let stored_a_log = reader.f32_vector(&name("A_log"), &[head_dim])?;
         let a_log = (formulas.decay_rates)(&stored_a_log, heads).map_err(|(index, got)| {
             let what = format!("expected 0, since it is padding, got {got}");
-            reader.malformed(format!("layer {layer}: A_log[{index}]"), what)
+            reader.malformed(&name("A_log"), format!("layer {layer}: A_log[{index}]"), what)
         })?;
         Ok(Self {
             projections: [projection("q")?, projection("k")?, projection("v")?],

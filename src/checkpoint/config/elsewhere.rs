@@ -205,6 +205,8 @@ fn quantization(fields: &mut Fields<'_>, agreeing: &mut Vec<String>) {
             continue;
         };
         match fields.lookup(QUANTIZATION).filter(|value| **value != Value::Null) {
+            // Of a flat file it is told once that it is one.
+            None if fields.lookup("text_config").is_none() => {}
             None => fields.note(place, format!("is here, expected as {QUANTIZATION}")),
             Some(nested) => match difference(there, nested) {
                 Some((key, says, nested)) => fields.note(

@@ -301,7 +301,8 @@ impl ExpertCache {
         })?;
         let mut experts = Vec::with_capacity(missing.len());
         for (one, slot) in missing.iter().zip(slots) {
-            let source = RunSource { run: &one.run, slot: Arc::new(slot) };
+            let (files, slot) = (&self.store.files, Arc::new(slot));
+            let source = RunSource { run: &one.run, files, slot };
             let expert = Expert::load(&self.shape, &source, layer, one.expert);
             experts.push(Arc::new(expert?));
         }

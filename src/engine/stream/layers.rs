@@ -291,7 +291,7 @@ impl StreamedLayers {
 
     fn bind(&self, layer: usize, slot: Slot) -> Result<Arc<LayerWeights>, EngineError> {
         let (run, slot) = (&self.ring.trunk.runs[layer], Arc::new(slot));
-        let source = RunSource { run, slot };
+        let source = RunSource { run, files: &self.ring.trunk.files, slot };
         LayerWeights::load(&self.shape, &source, layer).map(Arc::new)
     }
 }

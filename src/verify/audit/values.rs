@@ -370,3 +370,36 @@ fn unravel(mut position: u64, shape: &[usize]) -> Vec<u64> {
     }
     index
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A hole at any byte, of any length, fed in blocks: found to the byte, or too short.
+    #[test]
+    fn holes_are_found_to_the_byte() {
+        for (start, bytes) in [(0, 1), (1, 4096), (7, 4103), (8, 4095), (4095, 4097), (9000, 999)] {
+            for length in [9999, 10_000] {
+                let mut data = vec![1_u8; length];
+                let end = (start + bytes).min(length);
+                data[start..end].fill(0);
+                let mut zeros = Zeros { mask: u64::MAX, ..Zeros::default() };
+                for (index, block) in data.chunks(1024).enumerate() {
+                    zeros.add(1024 * index as u64, block, length as u64);
+                }
+                let is_told = start == 0 || end == length || bytes >= 4096;
+                let expected = is_told.then_some(start as u64..end as u64);
+                assert_eq!(zeros.runs, Vec::from_iter(expected), "{start}, {bytes} of {length}");
+            }
+        }
+    }
+
+    /// The padding id's row may be zero; a hole that goes on beyond it is one.
+    #[test]
+    fn a_row_is_taken_out_of_a_hole() {
+        let row = 10_000..24_000;
+        assert_eq!(without(10_000..24_002, &row), []);
+        assert_eq!(without(10_002..24_000, &row), [10_002..24_000]);
+        assert_eq!(without(1000..30_000, &row), [1000..10_000, 24_000..30_000]);
+    }
+}
