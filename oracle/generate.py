@@ -173,6 +173,7 @@ def expected_json(name, model, prompt_ids, sequences, tensors):
         "tensors": dict(TENSOR_TEXTS),
         "margins": found,
         "noise": noise(model, full),
+        # Outer limits: rounding to F32 leaves a tenth of the first or less (see "noise").
         "suggested_tolerance": {
             "float32_engine_max_abs_vs_f64": 2e-3, "float64_engine_max_abs_vs_f64": 1e-9,
         },
