@@ -12,7 +12,7 @@ use serde::Serialize;
 use super::context::Context;
 use super::kill_matrix::{Mutant, caught};
 use super::outcome::Verdict;
-use super::registry::Gate;
+use super::registry::{Gate, TEACHER_FORCING};
 use super::runner::{in_parallel, judge_on_set};
 use super::subjects;
 use k3_core::clauses::MODEL;
@@ -44,18 +44,18 @@ pub fn blind_spots(
     let mutants = subjects::rounded_mutants(precision);
     let right = subjects::rounded_reference(precision);
     // What the right reference fails, rounded so, or is not asked, cannot tell the wrong ones.
-    let passes = |mutant: &Mutant, gate: &Gate, context: &Context<'_>| {
+    let verdict = |mutant: &Mutant, gate: &Gate, context: &Context<'_>| {
         let subject = context.with_source(mutant.source.as_ref());
         caught(|| judge_on_set(gate, &subject)).verdict
     };
-    let judges: Vec<_> = passed
-        .iter()
-        .filter(|(gate, context)| passes(&right, gate, context) == Verdict::Pass)
-        .collect();
+    let is_judge = |(gate, context): &&(_, _)| verdict(&right, gate, context) == Verdict::Pass;
+    let mut judges: Vec<_> = passed.iter().filter(is_judge).collect();
+    // The gate that sees most goes first.
+    judges.sort_by_key(|(gate, _)| gate.id != TEACHER_FORCING);
     let seen = in_parallel(threads, mutants.len(), |place| {
         let mutant = &mutants[place];
         let is_red =
-            judges.iter().any(|(gate, context)| passes(mutant, gate, context) == Verdict::Fail);
+            judges.iter().any(|(gate, context)| verdict(mutant, gate, context) == Verdict::Fail);
         tick(place + 1, mutants.len());
         is_red
     });
