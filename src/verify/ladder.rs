@@ -100,7 +100,7 @@ impl std::fmt::Debug for Ladder {
 }
 
 impl Ladder {
-    /// The ladder that ships: kernel fixtures, the tiny oracle and its mild twin.
+    /// The ladder that ships: kernel fixtures, the tiny oracle and its twins.
     ///
     /// # Panics
     ///
@@ -209,7 +209,7 @@ impl Ladder {
     }
 
     /// Leaves nothing out: `invariance` over every combination of its factors, every gate on the
-    /// mild twin too.
+    /// twins too.
     #[must_use]
     pub fn exhaustive(mut self) -> Self {
         self.exhaustive = true;
