@@ -48,8 +48,8 @@ pub fn blind_spots(
         let subject = context.with_source(mutant.source.as_ref());
         caught(|| judge_on_set(gate, &subject)).verdict
     };
-    let is_judge = |(gate, context): &&(_, _)| verdict(&right, gate, context) == Verdict::Pass;
-    let mut judges: Vec<_> = passed.iter().filter(is_judge).collect();
+    let mut judges = passed.to_vec();
+    judges.retain(|(gate, context)| verdict(&right, gate, context) == Verdict::Pass);
     // The gate that sees most goes first.
     judges.sort_by_key(|(gate, _)| gate.id != TEACHER_FORCING);
     let seen = in_parallel(threads, mutants.len(), |place| {
