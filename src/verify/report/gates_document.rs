@@ -60,7 +60,8 @@ impl GateReport {
         for BlindSpot { clause, text, known, unseen } in blind {
             let (first, count) = (unseen.first().map_or("", String::as_str), unseen.len());
             document.line(format!(
-                "blind to {clause} ({text}): {count} of {known} known mistakes pass, such as {first}"
+                "blind to {clause} ({text}): {count} of {known} known mistakes pass, such as \
+                 {first}"
             ));
         }
         if !blind.is_empty() {
