@@ -17,7 +17,9 @@ use k3_checkpoint::{Malformed, Problem};
 use k3_core::config::RawConfig;
 use k3_core::stages::{StageKey, StageTensor, StageValues};
 
-/// How far an f32 evaluation may be from `logits.f64` when a set does not say.
+/// How far an f32 evaluation may be from the logits when a set does not say, and relative to a
+/// tensor's largest value from its stages: an outer limit. What rounding to f32 leaves is a tenth
+/// of it and less; a misplaced ε in one norm is seen by the local bounds, not by this.
 pub const DEFAULT_F32_TOLERANCE: f64 = 2e-3;
 /// How far an f64 evaluation may be from `logits.f64` when a set does not say.
 pub const DEFAULT_F64_TOLERANCE: f64 = 1e-9;
