@@ -140,7 +140,7 @@ fn hashes(model: &Path, linked: bool) -> BTreeMap<String, String> {
         return BTreeMap::new();
     }
     let hash = |file: String| {
-        let bytes = fs::read(model.join(&file)).ok()?;
+        let bytes = k3_core::host::files::read(&model.join(&file)).ok()?;
         Some((format!("model/{file}"), hex_sha256(&bytes)))
     };
     files_below(model).into_iter().filter_map(hash).collect()

@@ -139,8 +139,7 @@ impl Answers {
         });
         if !self.moe_layers().is_empty() {
             tensors["router_ids.f64"] = "[MoE layers,T,k] I32, ascending expert id".into();
-            tensors["router_weights.f64"] =
-                "[MoE layers,T,k] F64, in the order of the ids".into();
+            tensors["router_weights.f64"] = "[MoE layers,T,k] F64, in the order of the ids".into();
         }
         json!({
             "set": name,

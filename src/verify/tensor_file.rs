@@ -5,9 +5,10 @@
 //! Checkpoints are not read with this module.
 
 use std::collections::{BTreeMap, HashSet};
+use std::io::{self, Read as _};
 use std::path::Path;
 
-use safetensors::tensor::TensorView;
+use safetensors::tensor::{Metadata, TensorView};
 use safetensors::{Dtype, SafeTensors};
 use thiserror::Error;
 
@@ -18,6 +19,9 @@ use k3_core::stages::{StageDump, StageKey, StageValues};
 
 /// Name of the tensor that holds the ids a dump was made from, I32 \[T\].
 pub const IDS: &str = "ids";
+
+/// The longest header that the crate reads.
+const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 /// Why an answer file cannot be read.
 #[derive(Debug, Error)]
@@ -66,9 +70,30 @@ pub fn read_tensors(path: &Path) -> Result<BTreeMap<String, TensorValues>, Tenso
 ///
 /// As [`read_tensors`].
 pub fn read_file(path: &Path) -> Result<TensorFile, TensorFileError> {
-    let bytes =
-        k3_core::host::files::read(path).map_err(|error| Problem::whole(error).in_file(path))?;
+    let bytes = read_whole(path).map_err(|error| Malformed::unreadable(path, &error))?;
     parse_file(path, &bytes)
+}
+
+/// The bytes of a file that is as long as its header says: a terabyte of holes is not read.
+fn read_whole(path: &Path) -> io::Result<Vec<u8>> {
+    let mut file = k3_core::host::files::open(path)?;
+    let got = file.metadata()?.len();
+    let mut bytes = Vec::new();
+    (&file).take(8).read_to_end(&mut bytes)?;
+    let length = bytes.first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
+    if length <= MAX_HEADER_BYTES {
+        (&file).take(length).read_to_end(&mut bytes)?;
+        // A header that cannot be read is for the parser to refuse: the rest makes no difference.
+        let Ok(header) = serde_json::from_slice::<Metadata>(&bytes[bytes.len().min(8)..]) else {
+            return Ok(bytes);
+        };
+        let expected = 8 + length + header.data_len() as u64;
+        if got != expected {
+            return Err(io::Error::other(format!("expected {expected} bytes, got {got}")));
+        }
+        file.read_to_end(&mut bytes)?;
+    }
+    Ok(bytes)
 }
 
 /// [`read_file`] on bytes that have been read already; `path` is for messages.
