@@ -202,17 +202,7 @@ impl EvidenceSet {
         reader.check_names(&json)?;
         let full =
             reader.teacher_forced("logits.f64", &json.full_ids, &json.argmax_per_position)?;
-        let long = match (&json.long_ids, &json.long_argmax_per_position) {
-            (Some(ids), Some(argmax)) => {
-                Some(reader.teacher_forced("long.logits.f64", ids, argmax)?)
-            }
-            (None, None) => None,
-            _ => {
-                let got = "one of the two".to_owned();
-                let expected = "long_ids and long_argmax_per_position, or neither".to_owned();
-                return Err(reader.inconsistent("long_ids", expected, got));
-            }
-        };
+        let long = reader.long(&json)?;
         reader.check_greedy(&json, &full)?;
         let router = reader.router(&json, &config)?;
         let long_rows = long.as_ref().map_or(0, |long| long.ids.len());
@@ -446,6 +436,20 @@ impl AnswerReader {
             return Err(self.inconsistent("argmax_per_position", expected, got));
         }
         Ok(TeacherForced { ids: ids.to_vec(), argmax: own, logits })
+    }
+
+    fn long(&mut self, json: &ExpectedJson) -> Result<Option<TeacherForced>, EvidenceError> {
+        match (&json.long_ids, &json.long_argmax_per_position) {
+            (Some(ids), Some(argmax)) => {
+                self.teacher_forced("long.logits.f64", ids, argmax).map(Some)
+            }
+            (None, None) => Ok(None),
+            _ => {
+                let got = "one of the two".to_owned();
+                let expected = "long_ids and long_argmax_per_position, or neither".to_owned();
+                Err(self.inconsistent("long_ids", expected, got))
+            }
+        }
     }
 
     /// The first tensor whose name starts with `prefix`, preferring `prefix` + `f64`.
