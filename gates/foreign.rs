@@ -84,6 +84,7 @@ fn compute(
 ) -> (Vec<Vec<f64>>, Vec<u32>) {
     let config = k3_checkpoint::config::read(&folder.join("config.json")).unwrap();
     let fault = options.get("fault").copied();
+    let eps = options.get("eps").map_or(MLA_NORM_EPS, |eps| eps.parse().unwrap());
     if options.get("precision") == Some(&"bf16") {
         let formulas = fault.map_or_else(
             || rounded_formulas(Precision::Bf16),
@@ -92,7 +93,7 @@ fn compute(
                 mutants.find(|mutant| mutant.id == id).unwrap().formulas
             },
         );
-        let model = Model::open_with(folder, MLA_NORM_EPS, &formulas).unwrap();
+        let model = Model::open_with(folder, eps, &formulas).unwrap();
         let hook = RoundedStages(Precision::Bf16);
         return decode(&mut model.sequence_with(&hook), ids, count, dump);
     }
@@ -104,7 +105,6 @@ fn compute(
             mutants.find(|mutant| mutant.id == id).unwrap().source
         }
     };
-    let eps = options.get("eps").map_or(MLA_NORM_EPS, |eps| eps.parse().unwrap());
     let model = Opening { dir: folder, config: &config, mla_norm_eps: eps };
     let subject = source.open(model).unwrap();
     let mut sequence = subject.sequence();
@@ -270,6 +270,20 @@ fn bf16() {
     let precision = ["--precision", "bf16"];
     let report = gates(&mild, "precision=bf16", &precision, 0);
     assert!(report.contains("3 passed"), "{report}");
+    // What the mild twin cannot show is said: both ε, and how they are seen.
+    let verdict = report.lines().find(|line| line.starts_with("VERDICT")).unwrap();
+    let (_, blind) = verdict.split_once("CONFORMS IN BF16, BLIND TO: ").expect(verdict);
+    assert!(blind.contains("N3") && blind.contains("K3"), "{verdict}");
+    assert!(report.contains("layers 0..LAST --model DIR --engine-dump"), "{report}");
+    gates(&mild, "precision=bf16 eps=1e-5", &precision, 0);
+    // The faint twin shows them, and passes a right engine.
+    let faint = mild.with_file_name("faint");
+    let report = gates(&faint, "precision=bf16", &precision, 0);
+    assert!(report.contains("VERDICT: CONFORMS IN BF16"), "{report}");
+    for mistake in ["eps=1e-5", "fault=l2norm-eps-1e-5"] {
+        let report = gates(&faint, &format!("precision=bf16 {mistake}"), &precision, 1);
+        assert!(report.contains("FAIL"), "{mistake}: {report}");
+    }
     for fault in ["l2norm-on-v", "mix-values-normed", "kda-gate-skipped"] {
         let options = format!("precision=bf16 fault={fault}");
         let only = ["--precision", "bf16", "--only", "incremental"];

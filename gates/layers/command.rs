@@ -281,7 +281,7 @@ fn shipped_sets_are_held_to_the_ratchet_and_nothing_else_is() {
     ] {
         assert_eq!(recorded(other), None, "{other:?}");
     }
-    let mild = tiny.fixtures.compose_mild_twin().unwrap();
+    let mild = tiny.fixtures.compose_twin("mild").unwrap();
     let stdout = expect(&["layers", "0", "--model", arg(&mild)], 0).stdout;
     let line = stdout.lines().nth(2).unwrap();
     assert_eq!(line, "ratchet: mild/layers@engine synthetic");

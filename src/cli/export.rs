@@ -1,8 +1,8 @@
 //! `export DIR`: the shipped fixtures and evidence sets, written to disk.
 //!
 //! `DIR` then serves `gates --fixtures DIR`, and `DIR/tiny` is an evidence set for `gates
-//! --evidence`. The mild twin ships as a difference from the tiny oracle; `--sets` writes both as
-//! complete evidence sets instead.
+//! --evidence`. The twins ship as differences from the tiny oracle; `--sets` writes all as complete
+//! evidence sets instead.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -13,7 +13,7 @@ use super::model_args::usage;
 use super::output::{self, CommandError, OutputArgs, bad_input};
 use k3_core::exit::Exit;
 use k3_core::host::files;
-use k3_gates::fixtures::{Fixtures, hex_sha256};
+use k3_gates::fixtures::{Fixtures, TWINS, hex_sha256};
 use k3_render::Document;
 
 /// Arguments of `export`.
@@ -21,7 +21,7 @@ use k3_render::Document;
 pub struct ExportArgs {
     /// Folder to create; it must not exist yet, or be empty
     dir: PathBuf,
-    /// Write only the evidence sets tiny and mild, each with its checkpoint
+    /// Write only the evidence sets tiny, mild and faint, each with its checkpoint
     #[arg(long)]
     sets: bool,
     #[command(flatten)]
@@ -35,13 +35,14 @@ pub fn run(args: &ExportArgs) -> Result<Exit, CommandError> {
     let made = NewFolder::beside(&args.dir)?;
     if args.sets {
         copy_below(&fixtures.root.join("tiny"), &made.path().join("tiny"))?;
-        let mild = fixtures.compose_mild_twin()?;
-        copy_below(&mild, &made.path().join("mild/model"))?;
-        for name in ["expected.json", "expected.safetensors"] {
-            let from = fixtures.root.join("mild").join(name);
-            copy_file(&from, &made.path().join("mild").join(name))?;
+        for twin in TWINS {
+            let set = made.path().join(twin);
+            copy_below(&fixtures.compose_twin(twin)?, &set.join("model"))?;
+            for name in ["expected.json", "expected.safetensors"] {
+                copy_file(&fixtures.root.join(twin).join(name), &set.join(name))?;
+            }
         }
-        for set in ["tiny", "mild"] {
+        for set in ["tiny"].iter().chain(&TWINS) {
             state_digest(&made.path().join(set))?;
         }
     } else {

@@ -47,7 +47,7 @@ pub struct GatesArgs {
     #[arg(long, value_name = "GLOB")]
     only: Option<String>,
     /// Skip nothing (takes minutes): `invariance` over every combination of its factors, every gate
-    /// on the mild twin too; with --mutants, every cell of the matrix
+    /// on the twins too; with --mutants, every cell of the matrix
     #[arg(long, conflicts_with = "list")]
     exhaustive: bool,
     /// List the gates without running them

@@ -2,8 +2,8 @@
 //!
 //! All files are listed with size and sha256 in one manifest, which is checked in both cases. The
 //! embedded files are unpacked to a temporary folder and opened by the ordinary readers, so that
-//! tests use the ordinary code paths. The mild twin is stored as the tensors in which it differs
-//! from the tiny oracle; its checkpoint is composed in the temporary folder.
+//! tests use the ordinary code paths. A twin is stored as the tensors in which it differs from the
+//! tiny oracle; its checkpoint is composed in the temporary folder.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -41,6 +41,10 @@ const EMBEDDED: &[(&str, &[u8])] = embedded![
     "mild/delta.safetensors",
     "mild/expected.json",
     "mild/expected.safetensors",
+    "faint/config.json",
+    "faint/delta.safetensors",
+    "faint/expected.json",
+    "faint/expected.safetensors",
     "kernels/bf16-widen.safetensors",
     "kernels/convolution.safetensors",
     "kernels/elementary.safetensors",
@@ -59,6 +63,10 @@ const EMBEDDED: &[(&str, &[u8])] = embedded![
     "kernels/softmax-sum.safetensors",
     "kernels/weighted-sum.safetensors",
 ];
+
+/// The twins of the tiny oracle: one that BF16 rounding hardly moves, and the same with MLA's low
+/// ranks and KDA's queries and keys so small that their epsilons show in BF16 too.
+pub const TWINS: [&str; 2] = ["mild", "faint"];
 
 /// The config.json of every set that ships.
 pub fn embedded_configs() -> impl Iterator<Item = &'static [u8]> {
@@ -181,15 +189,15 @@ impl Fixtures {
         })
     }
 
-    /// Composes the mild twin's checkpoint and returns its folder: the tiny oracle's shards and
-    /// index, with the tensors of `mild/delta.safetensors` put in their places.
+    /// Composes a twin's checkpoint and returns its folder: the tiny oracle's shards and index,
+    /// with the tensors of the twin's `delta.safetensors` put in their places.
     ///
     /// # Errors
     ///
     /// [`Malformed`] when a tensor of the delta has no equal-sized place.
-    pub fn compose_mild_twin(&self) -> Result<PathBuf, Malformed> {
-        let folder = self.scratch.path().join("mild-model");
-        let delta_path = self.root.join("mild/delta.safetensors");
+    pub fn compose_twin(&self, twin: &str) -> Result<PathBuf, Malformed> {
+        let folder = self.scratch.path().join(format!("{twin}-model"));
+        let delta_path = self.root.join(twin).join("delta.safetensors");
         let delta_bytes = files::read(&delta_path).map_err(io_error(&delta_path))?;
         let delta = SafeTensors::deserialize(&delta_bytes)
             .map_err(|error| Problem::whole(error).in_file(&delta_path))?;
@@ -207,7 +215,7 @@ impl Fixtures {
             let problem = Problem::new(format!("tensor {left}"), "no shard of tiny/model holds it");
             return Err(problem.in_file(&delta_path));
         }
-        let config = self.root.join("mild/config.json");
+        let config = self.root.join(twin).join("config.json");
         let bytes = files::read(&config).map_err(io_error(&config))?;
         write_file(&folder.join("config.json"), &bytes)?;
         Ok(folder)

@@ -311,7 +311,8 @@ pub const LADDER: &[Gate] = &[
         passes: "every intermediate value in the set is right, in execution order",
         reads: "stage tensors, router ids and weights, layer outputs",
         tolerance: "the set's tolerance, relative to each tensor's largest value; 1e-3 on layer \
-                 outputs and 5e-5 on routing weights computed in f32",
+                 outputs and 5e-5 on routing weights computed in f32; of our engine also a bound \
+                 per element from its own inputs, derived in src/reference/local/mod.rs",
         catches: "a wrong value that does not show in the logits, and where one that does begins",
         needs: Needs::Stages,
         numbers: true,

@@ -301,6 +301,7 @@ impl Binder<'_> {
         Ok(Norm { weight: self.vector(role)?, epsilon: self.shape.mla_norm_eps })
     }
 
+    /// A residual mix, its norm with `rms_norm_eps` (N2).
     fn mixer(&self, norm: Role, projection: Role) -> Result<Mixer, EngineError> {
         let folded = fold(&self.vector(norm)?, &self.vector(projection)?);
         Ok(Mixer { folded, epsilon: self.shape.rms_norm_eps })

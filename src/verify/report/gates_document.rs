@@ -1,6 +1,7 @@
 //! The ladder's report for people, made from the report alone.
 
 use super::gates::{GateReport, GateRow, SetSummary};
+use crate::blind::BlindSpot;
 use crate::noise_floor::FACTOR;
 use crate::outcome::NamedComparison;
 use k3_core::choice::Choice as _;
@@ -44,9 +45,31 @@ impl GateReport {
             "{} passed, {} failed, {} not run, {} not applicable, {} not selected",
             counts.pass, counts.fail, counts.not_run, counts.not_applicable, counts.not_selected
         ));
+        self.describe_blind(&mut document);
         document.line(format!("VERDICT: {}: {subjects}", self.verdict));
         document.appendix(self.appendix());
         document
+    }
+
+    /// What would have passed too, and how it is seen.
+    fn describe_blind(&self, document: &mut Document) {
+        let (Some(blind), Some(precision)) = (&self.blind, self.parameters.precision) else {
+            return;
+        };
+        let precision = precision.name();
+        for BlindSpot { clause, text, known, unseen } in blind {
+            let (first, count) = (unseen.first().map_or("", String::as_str), unseen.len());
+            document.line(format!(
+                "blind to {clause} ({text}): {count} of {known} known mistakes pass, such as \
+                 {first}"
+            ));
+        }
+        if !blind.is_empty() {
+            document.line(format!(
+                "to see them: k3-verify layers 0..LAST --model DIR --engine-dump DUMP --precision \
+                 {precision}, or gates on the engine's f32 build"
+            ));
+        }
     }
 
     fn appendix(&self) -> Document {
