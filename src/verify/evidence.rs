@@ -20,9 +20,9 @@ use k3_checkpoint::{BindError, Binding, Checkpoint, CheckpointError, Malformed, 
 use k3_core::config::RawConfig;
 use k3_core::stages::{Stage, StageKey, StageTensor, StageValues};
 
-/// How far an f32 evaluation may be from the logits at most (a set may ask for less), and relative to a
-/// tensor's largest value from its stages: an outer limit. What rounding to f32 leaves is a tenth
-/// of it and less; a misplaced ε in one norm is seen by the local bounds, not by this.
+/// How far an f32 evaluation may be from the logits at most (a set may ask for less), and relative
+/// to a tensor's largest value from its stages: an outer limit. What rounding to f32 leaves is a
+/// tenth of it and less; a misplaced ε in one norm is seen by the local bounds, not by this.
 pub const DEFAULT_F32_TOLERANCE: f64 = 2e-3;
 /// How far an f64 evaluation may be from `logits.f64` at most; a set may ask for less.
 pub const DEFAULT_F64_TOLERANCE: f64 = 1e-9;
