@@ -171,13 +171,14 @@ fn dump_refuses_wrong_ids_places_and_patterns() {
 #[test]
 fn a_damaged_evidence_set_accuses_no_engine() {
     use std::os::unix::fs::FileExt as _;
+    type Damage<'a> = (&'a str, &'a str, &'a dyn Fn(&Path));
     let folder = tempfile::tempdir().unwrap();
     let sets = folder.path().join("sets");
     expect(&["export", "--sets", arg(&sets)], 0);
     let set = sets.join("mild");
     let shard = "model/model-00002-of-000003.safetensors";
     let states = "does not have the sha256 that expected.json states";
-    let damages: [(&str, &str, &dyn Fn(&Path)); 9] = [
+    let damages: [Damage<'_>; 9] = [
         (shard, "00002", &|path| fs::remove_file(path).unwrap()),
         (shard, "00002", &|path| {
             fs::File::options().write(true).open(path).unwrap().set_len(9000).unwrap();
