@@ -167,6 +167,114 @@ fn dump_refuses_wrong_ids_places_and_patterns() {
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
+/// Damage to a set is the set's: it is named, and no engine is judged.
+#[test]
+fn a_damaged_evidence_set_accuses_no_engine() {
+    use std::os::unix::fs::FileExt as _;
+    type Damage<'a> = (&'a str, &'a str, &'a dyn Fn(&Path));
+    let folder = tempfile::tempdir().unwrap();
+    let sets = folder.path().join("sets");
+    expect(&["export", "--sets", arg(&sets)], 0);
+    let set = sets.join("mild");
+    let shard = "model/model-00002-of-000003.safetensors";
+    let states = "does not have the sha256 that expected.json states";
+    let damages: [Damage<'_>; 9] = [
+        (shard, "00002", &|path| fs::remove_file(path).unwrap()),
+        (shard, "00002", &|path| {
+            fs::File::options().write(true).open(path).unwrap().set_len(9000).unwrap();
+        }),
+        (shard, states, &|path| {
+            let file = fs::File::options().read(true).write(true).open(path).unwrap();
+            let (at, mut byte) = (file.metadata().unwrap().len() - 1, [0]);
+            file.read_exact_at(&mut byte, at).unwrap();
+            file.write_all_at(&[byte[0] ^ 1], at).unwrap();
+        }),
+        (shard, "not a regular file", &fifo),
+        ("model/config.json", "not a regular file", &fifo),
+        ("expected.json", "not a regular file", &fifo),
+        ("expected.safetensors", "not a regular file", &fifo),
+        ("expected.safetensors", "bytes, got 1099511627776", &|path| {
+            fs::File::options().write(true).open(path).unwrap().set_len(1 << 40).unwrap();
+        }),
+        ("expected.safetensors", states, &|path| {
+            let mut bytes = fs::read(path).unwrap();
+            *bytes.last_mut().unwrap() ^= 1;
+            fs::write(path, bytes).unwrap();
+        }),
+    ];
+    let gates = ["gates", "--evidence", arg(&set), "--only", "bind"];
+    for (file, says, damage) in damages {
+        let (path, kept) = (set.join(file), folder.path().join("kept"));
+        fs::copy(&path, &kept).unwrap();
+        damage(&path);
+        let error = expect(&gates, 3).stderr;
+        assert!(error.contains(says), "{file}: {error}");
+        let _ = fs::remove_file(&path);
+        fs::copy(&kept, &path).unwrap();
+    }
+    let report = expect(&gates, 0).stdout;
+    assert!(!report.contains("whose sha256"), "{report}");
+}
+
+/// What a cut model has no layer for is not asked of it.
+#[test]
+fn a_model_of_one_dense_layer_conforms_to_its_own_evidence() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, set) = (folder.path().join("model"), folder.path().join("set"));
+    expect(&["synth", arg(&model), "--shape", "tiny", "--layers", "1"], 0);
+    expect(&["evidence", arg(&model), "--ids", "1,2,3", "--gen", "2", arg(&set)], 0);
+    let report = expect(&["gates", "--evidence", arg(&set), "--only", "refuse-*"], 0).stdout;
+    assert!(report.contains("the model has no MoE layer"), "{report}");
+}
+
+/// What nobody asked for is left; a name that is there twice, and a dtype that is not what the
+/// name says, are damage of the set.
+#[test]
+fn the_tensors_of_a_set_are_what_their_names_say() {
+    let folder = tempfile::tempdir().unwrap();
+    let sets = folder.path().join("sets");
+    expect(&["export", "--sets", arg(&sets)], 0);
+    let set = sets.join("mild");
+    let (answers, json) = (set.join("expected.safetensors"), set.join("expected.json"));
+    // Without digests: here the content decides.
+    let text = fs::read_to_string(&json).unwrap();
+    let text = text.split_once(" \"sha256\"").unwrap().0.trim_end().trim_end_matches(',');
+    fs::write(&json, format!("{text}}}")).unwrap();
+    let bytes = fs::read(&answers).unwrap();
+    let length = u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
+    let header = std::str::from_utf8(&bytes[8..8 + length]).unwrap().trim_end();
+    let end = bytes.len() - 8 - length;
+    let extra = format!(
+        r#","attention_mask":{{"dtype":"BOOL","shape":[8],"data_offsets":[{end},{}]}}}}"#,
+        end + 8
+    );
+    let with_mask = header.strip_suffix('}').unwrap().to_owned() + &extra;
+    let halves = |text: &str| {
+        // As many bytes in twice as many values.
+        text.replacen(r#""dtype":"F64","shape":["#, r#""dtype":"F32","shape":[2,"#, 1)
+    };
+    let twice = header.strip_suffix('}').unwrap().to_owned();
+    let first = header[1..].split_once("},").unwrap().0;
+    for (header, tail, code, says) in [
+        (with_mask, &[1_u8; 8][..], 0, "attention_mask"),
+        (halves(header), &[], 3, "logits.f64"),
+        (format!("{twice},{first}}}}}"), &[], 3, "is there twice"),
+    ] {
+        let padded = format!("{header:<width$}", width = header.len().next_multiple_of(8));
+        let length = (padded.len() as u64).to_le_bytes();
+        let payload = &bytes[bytes.len() - end..];
+        fs::write(&answers, [&length, padded.as_bytes(), payload, tail].concat()).unwrap();
+        let ran = expect(&["gates", "--evidence", arg(&set), "--only", "bind"], code);
+        let (said, all) = (format!("{}{}", ran.stdout, ran.stderr), &ran);
+        assert!(said.contains(says), "{says}: {all:?}");
+    }
+}
+
+fn fifo(path: &Path) {
+    fs::remove_file(path).unwrap();
+    assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
+}
+
 /// A set made for any checkpoint serves the ladder, and what is written out serves as fixtures.
 #[test]
 fn evidence_and_export_serve_the_ladder() {

@@ -96,7 +96,8 @@ pub fn run(args: &EvidenceArgs) -> Result<Exit, CommandError> {
     let tensors = answers.tensors(&config)?;
     output::write_whole(&made.path().join("expected.safetensors"), &tensors)?;
     let model_linked = place_model(&model, made.path())?;
-    let hashes = hashes(&model, model_linked);
+    let mut hashes = hashes(&model, model_linked);
+    hashes.insert("expected.safetensors".to_owned(), hex_sha256(&tensors));
     let name = out.file_name().map_or("set".into(), |name| name.to_string_lossy());
     let json = answers.json(&name, args.mla_norm_eps, &floors, &hashes);
     let json = json::to_text(&json).map_err(bad_input)?;
@@ -139,7 +140,7 @@ fn hashes(model: &Path, linked: bool) -> BTreeMap<String, String> {
         return BTreeMap::new();
     }
     let hash = |file: String| {
-        let bytes = fs::read(model.join(&file)).ok()?;
+        let bytes = k3_core::host::files::read(&model.join(&file)).ok()?;
         Some((format!("model/{file}"), hex_sha256(&bytes)))
     };
     files_below(model).into_iter().filter_map(hash).collect()

@@ -12,7 +12,8 @@ use clap::Args;
 use super::model_args::usage;
 use super::output::{self, CommandError, OutputArgs, bad_input};
 use k3_core::exit::Exit;
-use k3_gates::fixtures::{Fixtures, TWINS};
+use k3_core::host::files;
+use k3_gates::fixtures::{Fixtures, TWINS, hex_sha256};
 use k3_render::Document;
 
 /// Arguments of `export`.
@@ -41,6 +42,9 @@ pub fn run(args: &ExportArgs) -> Result<Exit, CommandError> {
                 copy_file(&fixtures.root.join(twin).join(name), &set.join(name))?;
             }
         }
+        for set in ["tiny"].iter().chain(&TWINS) {
+            state_digest(&made.path().join(set))?;
+        }
     } else {
         copy_below(&fixtures.root, made.path())?;
     }
@@ -53,6 +57,19 @@ pub fn run(args: &ExportArgs) -> Result<Exit, CommandError> {
     let json = serde_json::json!({"schema": "k3-verify/export/1", "files": files});
     output::deliver(&args.output, &json, &document)?;
     Ok(Exit::Conforms)
+}
+
+/// Adds the digest of the answers to those of the checkpoint. Fixtures have it in their manifest.
+fn state_digest(set: &Path) -> Result<(), CommandError> {
+    let path = set.join("expected.json");
+    let hash = || -> std::io::Result<()> {
+        let digest = hex_sha256(&files::read(&set.join("expected.safetensors"))?);
+        let key = "\"sha256\": {";
+        let with = format!("{key}\n  \"expected.safetensors\": \"{digest}\",");
+        let text = files::read_to_string(&path)?.replacen(key, &with, 1);
+        files::replace_file(&path, text.as_bytes())
+    };
+    hash().map_err(|error| cannot_write(&path, &error))
 }
 
 /// A folder under a temporary name, renamed when it is complete.
@@ -73,7 +90,7 @@ impl NewFolder {
             Some(parent) if !parent.as_os_str().is_empty() => parent,
             _ => Path::new("."),
         };
-        k3_core::host::files::scratch_folder(".k3-verify-", Some(parent))
+        files::scratch_folder(".k3-verify-", Some(parent))
             .map(Self)
             .map_err(|error| cannot_write(target, &error))
     }

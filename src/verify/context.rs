@@ -199,7 +199,7 @@ impl<'a> Context<'a> {
     pub fn unfit(&self, ids: &[u32]) -> Option<Outcome> {
         let floor = match self.noise_floor(ids) {
             Ok(floor) => floor?,
-            Err(error) => return Some(Outcome::failed(error.to_string())),
+            Err(error) => return Some(Outcome::without_numbers("", &error)),
         };
         let (name, at) = (floor.precision.name(), floor.flipped.as_ref()?);
         let reason = format!("these ids cannot judge {name}: rounding alone changes {at}");

@@ -11,6 +11,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use k3_checkpoint::{Malformed, Problem};
+use k3_core::host::files;
 use safetensors::SafeTensors;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
@@ -154,7 +155,7 @@ impl Fixtures {
 
     fn verify(root: PathBuf, scratch: tempfile::TempDir) -> Result<Self, Malformed> {
         let path = root.join(MANIFEST);
-        let text = fs::read_to_string(&path).map_err(io_error(&path))?;
+        let text = files::read_to_string(&path).map_err(io_error(&path))?;
         let manifest: Manifest =
             serde_json::from_str(&text).map_err(|error| Problem::whole(error).in_file(&path))?;
         let own_files = [MANIFEST, WITNESS];
@@ -197,14 +198,14 @@ impl Fixtures {
     pub fn compose_twin(&self, twin: &str) -> Result<PathBuf, Malformed> {
         let folder = self.scratch.path().join(format!("{twin}-model"));
         let delta_path = self.root.join(twin).join("delta.safetensors");
-        let delta_bytes = fs::read(&delta_path).map_err(io_error(&delta_path))?;
+        let delta_bytes = files::read(&delta_path).map_err(io_error(&delta_path))?;
         let delta = SafeTensors::deserialize(&delta_bytes)
             .map_err(|error| Problem::whole(error).in_file(&delta_path))?;
         let mut open: BTreeSet<&str> = delta.names().into_iter().collect();
         let model = self.root.join("tiny/model");
         for name in files_below(&model)? {
             let source = model.join(&name);
-            let mut bytes = fs::read(&source).map_err(io_error(&source))?;
+            let mut bytes = files::read(&source).map_err(io_error(&source))?;
             if name.ends_with(".safetensors") {
                 overwrite(&source, &mut bytes, &delta, &mut open)?;
             }
@@ -215,7 +216,7 @@ impl Fixtures {
             return Err(problem.in_file(&delta_path));
         }
         let config = self.root.join(twin).join("config.json");
-        let bytes = fs::read(&config).map_err(io_error(&config))?;
+        let bytes = files::read(&config).map_err(io_error(&config))?;
         write_file(&folder.join("config.json"), &bytes)?;
         Ok(folder)
     }
@@ -224,7 +225,7 @@ impl Fixtures {
 /// Whether the hash file next to the manifest matches it.
 fn check_witness(root: &Path, manifest: &str) -> Option<Finding> {
     let expected = format!("{}  {MANIFEST}\n", hex_sha256(manifest.as_bytes()));
-    let problem = match fs::read(root.join(WITNESS)) {
+    let problem = match files::read(&root.join(WITNESS)) {
         Ok(line) if line == expected.as_bytes() => return None,
         Ok(_) => FileProblem::Damaged(format!("it is not the hash of {MANIFEST}")),
         Err(_) => FileProblem::Missing,
@@ -236,7 +237,7 @@ fn check_witness(root: &Path, manifest: &str) -> Option<Finding> {
 impl ManifestEntry {
     fn check(&self, root: &Path) -> Option<Finding> {
         let finding = |problem| Some(Finding { path: self.path.clone(), problem });
-        let Ok(bytes) = fs::read(root.join(&self.path)) else {
+        let Ok(bytes) = files::read(&root.join(&self.path)) else {
             return finding(FileProblem::Missing);
         };
         if bytes.len() as u64 != self.bytes {
@@ -293,8 +294,7 @@ fn io_error(path: &Path) -> impl FnOnce(std::io::Error) -> Malformed {
 }
 
 fn scratch_folder() -> Result<tempfile::TempDir, Malformed> {
-    k3_core::host::files::scratch_folder("k3-verify-", None)
-        .map_err(io_error(&std::env::temp_dir()))
+    files::scratch_folder("k3-verify-", None).map_err(io_error(&std::env::temp_dir()))
 }
 
 fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Malformed> {

@@ -35,6 +35,24 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// The bytes of a regular file of at most so many; of a larger one none are read.
+///
+/// # Errors
+/// As [`read`], or it is larger.
+pub fn read_at_most(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    let file = open(path)?;
+    let mut got = file.metadata()?.len();
+    let mut bytes = Vec::new();
+    if got <= limit {
+        // It may grow while it is read.
+        got = file.take(limit + 1).read_to_end(&mut bytes)? as u64;
+    }
+    if got > limit {
+        return Err(io::Error::other(format!("expected at most {limit} bytes, got {got}")));
+    }
+    Ok(bytes)
+}
+
 /// The text of a regular file.
 ///
 /// # Errors

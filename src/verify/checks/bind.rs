@@ -29,7 +29,7 @@ pub fn every_tensor(context: &Context<'_>) -> Outcome {
     let name = context.source.name();
     let loaded = match context.subject() {
         Ok(subject) => subject.loaded(),
-        Err(error) => return Outcome::failed(format!("{name} refuses: {error}")),
+        Err(error) => return Outcome::without_numbers(&format!("{name} refuses: "), &error),
     };
     let Some(loaded) = loaded else {
         let reason = format!("{name} does not say which tensors it has loaded");

@@ -82,6 +82,10 @@ fn planted(context: &Context<'_>, fault: Fault) -> Result<tempfile::TempDir, Str
     let entries = std::fs::read_dir(source).map_err(|error| error.to_string())?;
     for entry in entries {
         let entry = entry.map_err(|error| error.to_string())?;
+        // A FIFO would be waited for.
+        if !entry.path().is_file() {
+            continue;
+        }
         let target = folder.path().join(entry.file_name());
         std::fs::copy(entry.path(), target).map_err(|error| error.to_string())?;
     }

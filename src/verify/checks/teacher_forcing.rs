@@ -49,7 +49,7 @@ pub fn long(context: &Context<'_>) -> Outcome {
                 }
                 outcome.comparisons.extend(choices);
             }
-            Err(error) => return Outcome::failed(error.to_string()),
+            Err(error) => return Outcome::without_numbers("", &error),
         }
     }
     outcome
@@ -117,7 +117,7 @@ fn judge(
 ) -> Outcome {
     let logits = match logits {
         Ok(logits) => logits,
-        Err(error) => return Outcome::failed(error.to_string()),
+        Err(error) => return Outcome::without_numbers("", &error),
     };
     let shape = [answers.ids.len(), context.set.config.vocab_size];
     if [logits.rows, logits.vocabulary] != shape {
@@ -126,7 +126,7 @@ fn judge(
     }
     let tolerance = match context.logits_tolerance(&answers.ids) {
         Ok(tolerance) => tolerance,
-        Err(error) => return Outcome::failed(error.to_string()),
+        Err(error) => return Outcome::without_numbers("", &error),
     };
     let tolerance = Tolerance::Absolute(tolerance);
     let record = compare(&logits.values, &answers.logits, &shape, &tolerance);

@@ -189,10 +189,12 @@ mod tests {
             values: StageValues::Real(values.to_vec()),
             is_f32: false,
             stored: Some(Precision::F64),
+            dtype: safetensors::Dtype::F64,
         };
         TensorFile {
             tensors: tensors.iter().map(|(n, v)| ((*n).to_owned(), tensor(v))).collect(),
             metadata: std::collections::BTreeMap::new(),
+            left: std::collections::BTreeMap::new(),
         }
     }
 
