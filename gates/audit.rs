@@ -6,7 +6,7 @@ use std::process::Command;
 
 use k3_checkpoint::Checkpoint;
 
-use super::support::{arg, expect, overwrite, scratch};
+use super::support::{arg, binary, expect, overwrite, scratch};
 
 /// A small checkpoint in six shards, made by `synth`.
 struct Model {
