@@ -305,3 +305,66 @@ fn what_no_router_writes_is_refused_with_its_likely_cause() {
     let options = ["--model-layers", "16", "--experts", "64", "--top-k", "8", "--slots", "64"];
     expect(&[[right.as_str()].as_slice(), &options].concat(), 0);
 }
+
+/// J05: the cache trace of an engine whose prefill asks each layer once for all its positions, in
+/// pairs and as a table: read, said, and counted by the single positions after it, with the rates
+/// of the same run recorded position by position.
+#[test]
+fn j05_a_union_prefill_is_counted_by_what_follows_it() {
+    let folder = Folder::new();
+    let tokens = small_zipf(5);
+    let prefill = 4;
+    let row = |layer: u16, position: u32| {
+        let demand = tokens.demands.iter().find(|d| (d.layer, d.position) == (layer, position));
+        let experts = tokens.experts(demand.unwrap()).iter();
+        experts.map(|&expert| (layer.into(), tokens.shape.key(expert).expert.into()))
+    };
+    let (mut single, mut union): (Vec<(i32, i32)>, Vec<(i32, i32)>) = Default::default();
+    for layer in tokens.layers() {
+        let asked: Vec<_> = (0..prefill).flat_map(|position| row(layer, position)).collect();
+        let mut seen = std::collections::BTreeSet::new();
+        union.extend(asked.iter().filter(|pair| seen.insert(**pair)));
+        single.extend(asked);
+    }
+    assert!(union.len() < single.len());
+    let first = union.len();
+    for position in prefill..16 {
+        for layer in tokens.layers() {
+            single.extend(row(layer, position));
+            union.extend(row(layer, position));
+        }
+    }
+    let shape = tokens.shape;
+    let sizes = [shape.layer_count, shape.experts_per_layer, shape.top_k].map(|n| n.to_string());
+    let bytes = shape.expert_bytes.to_string();
+    let options = ["--model-layers", &sizes[0], "--experts", &sizes[1], "--top-k", &sizes[2]];
+    let options = [&options[..], &["--expert-bytes", &bytes, "--policy", "lru"]].concat();
+    let study = |trace: &str| {
+        let slots = ["--slots", "12,40,80", "--format", "json"];
+        expect(&[&[trace], &options[..], &slots].concat(), 0).json()
+    };
+    let right = study(&folder.file("single", &pairs(&single)));
+    let lines = union.iter().enumerate().map(|(at, (layer, expert))| {
+        let per_token = tokens.layers().len() * shape.top_k as usize;
+        let token = at.checked_sub(first).map_or(0, |later| 1 + later / per_token);
+        format!("{token},{layer},{expert}\n")
+    });
+    let table = format!("token,layer,expert\n{}", lines.collect::<String>());
+    for trace in [folder.file("pairs", &pairs(&union)), folder.file("t.csv", table.as_bytes())] {
+        let found = study(&trace);
+        let said = found["order"]["finding"].as_str().unwrap();
+        assert!(said.contains("the union of its positions' experts"), "{said}");
+        let (view, expected) = (&found["views"][0], &right["views"][0]);
+        for field in ["focus_request_count", "requests_per_token", "ceiling_percent"] {
+            assert_eq!(view[field], expected[field], "{field}");
+        }
+        assert_eq!(view["focus"], "decode");
+        assert_eq!(view["request_count"], union.len());
+        let refused = expect(&[&[&trace], &options[..], &["--positions", "6"]].concat(), 4);
+        assert!(refused.stderr.contains("union of a prefill"), "{}", refused.stderr);
+    }
+    for range in ["1,1", "1..2,2"] {
+        let refused = expect(&[&folder.path("pairs"), "--layers", range], 2).stderr;
+        assert!(refused.contains("is named twice"), "{refused}");
+    }
+}
