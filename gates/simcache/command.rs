@@ -215,6 +215,12 @@ fn npy(descr: &str, order: &str, data: &[u8]) -> Vec<u8> {
     [b"\x93NUMPY\x01\x00", length.as_slice(), header.as_bytes(), data].concat()
 }
 
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    std::io::Write::write_all(&mut gzip, bytes).unwrap();
+    gzip.finish().unwrap()
+}
+
 #[test]
 fn one_trace_in_every_form_of_other_programs_is_one_study() {
     let folder = Folder::new();
@@ -222,8 +228,6 @@ fn one_trace_in_every_form_of_other_programs_is_one_study() {
         let line = |(t, l, e)| format!("{t}{separator}{l}{separator}{e}\n");
         header.to_string() + &triples().into_iter().map(line).collect::<String>()
     };
-    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
-    std::io::Write::write_all(&mut gzip, json_lines().as_bytes()).unwrap();
     let ids = |wide: bool| -> Vec<u8> {
         let bytes = |(_, _, e): (i32, i32, i32)| match wide {
             true => i64::from(e).to_le_bytes().to_vec(),
@@ -233,7 +237,10 @@ fn one_trace_in_every_form_of_other_programs_is_one_study() {
     };
     let forms = [
         folder.file("a.jsonl", json_lines().as_bytes()),
-        folder.file("a.jsonl.gz", &gzip.finish().unwrap()),
+        folder.file("a.jsonl.gz", &gzip(json_lines().as_bytes())),
+        folder.file("bom.jsonl", format!("\u{feff}{}", json_lines()).as_bytes()),
+        folder
+            .file("crlf.csv", table("token;layer;expert\n", ";").replace('\n', "\r\n").as_bytes()),
         folder.file("a.csv", table("token,layer,expert\n", ",").as_bytes()),
         folder.file("a.tsv", table("position\tlayer\texpert\n", "\t").as_bytes()),
         folder.file("i4.npy", &npy("<i4", "False", &ids(false))),
@@ -284,7 +291,22 @@ fn what_no_router_writes_is_refused_with_its_likely_cause() {
         .flat_map(|&(l, e)| [f64::from(l), f64::from(e)])
         .flat_map(f64::to_le_bytes)
         .collect();
-    let cases: [(&str, Vec<u8>, &str); 10] = [
+    let ints = pairs(&of(16, 8));
+    let words = |f: &dyn Fn(i32) -> Vec<u8>| -> Vec<u8> {
+        ints.as_chunks::<4>().0.iter().flat_map(|word| f(i32::from_le_bytes(*word))).collect()
+    };
+    let table: String = triples().iter().map(|(t, l, e)| format!("{t},{l},{e}\n")).collect();
+    let utf16: Vec<u8> = table.encode_utf16().flat_map(u16::to_be_bytes).collect();
+    let columns = triples().iter().flat_map(|(t, l, e)| [*t, *l, *e]).collect::<Vec<_>>();
+    let cut = gzip(table.as_bytes());
+    let cases: [(&str, Vec<u8>, &str); 17] = [
+        ("big-endian", words(&|word| word.to_be_bytes().to_vec()), "byte-swapped"),
+        ("be-f32", words(&|word| (word as f32).to_be_bytes().to_vec()), "big-endian float32"),
+        ("be-int64", words(&|word| i64::from(word).to_be_bytes().to_vec()), "big-endian int64"),
+        ("utf-16", utf16, "UTF-16 text"),
+        ("columns", columns.into_iter().flat_map(i32::to_le_bytes).collect(), "triples of int32"),
+        ("bare.csv", table.into_bytes(), "the first line must name the columns"),
+        ("cut.gz", cut[..cut.len() / 2].to_vec(), "gzip data is damaged"),
         ("double", double, "float64"),
         ("wide", wide, "int64"),
         ("olmoe", pairs(&of(16, 8)), "--model-layers 16 --experts 64 (or more) --top-k 8"),

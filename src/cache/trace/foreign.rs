@@ -83,8 +83,8 @@ fn from_json_lines(text: &str) -> Result<Vec<Row>, TraceError> {
         let line: Line = serde_json::from_str(line).map_err(|error| {
             let number = number + 1;
             TraceError::whole(format!(
-                "line {number}: JSON, but not an object with \"layers\", a list of expert ids for \
-                 each layer: {error}"
+                "line {number}: JSON, but not one object a line with \"layers\", a list of expert \
+                 ids for each layer: {error}"
             ))
         })?;
         rows.extend(line.layers.into_iter().enumerate().map(|(at, ids)| (at as u32, ids)));
@@ -115,7 +115,7 @@ fn from_npy(bytes: &[u8]) -> Result<Vec<Row>, TraceError> {
 fn from_table(text: &str, stated: &Stated) -> Result<Vec<Row>, TraceError> {
     let mut lines = text.lines().enumerate();
     let header = lines.next().map_or("", |(_, line)| line);
-    let separator = if header.contains('\t') { '\t' } else { ',' };
+    let separator = ['\t', ';'].into_iter().find(|c| header.contains(*c)).unwrap_or(',');
     let names: Vec<&str> = header.split(separator).map(|n| n.trim().trim_matches('"')).collect();
     let find = |role: &str, usual: &[&str]| {
         let given = stated.columns.iter().find(|(known, _)| known == role);
@@ -128,9 +128,13 @@ fn from_table(text: &str, stated: &Stated) -> Result<Vec<Row>, TraceError> {
     let needed = |role: &str, usual: &[&str]| {
         find(role, usual).ok_or_else(|| {
             let header: String = header.chars().take(80).collect();
+            let advice = if names.iter().all(|name| name.parse::<f64>().is_ok()) {
+                "the first line must name the columns, such as token,layer,expert"
+            } else {
+                "name them with --columns token=NAME,layer=NAME,expert=NAME"
+            };
             TraceError::whole(format!(
-                "text without a column {role} (first line: {header}): name them with --columns \
-                 token=NAME,layer=NAME,expert=NAME"
+                "text without a column {role} (first line: {header}): {advice}"
             ))
         })
     };

@@ -20,19 +20,23 @@ pub(super) fn width(bytes: &[u8]) -> Result<(), TraceError> {
     if words.len() < 64 {
         return Ok(());
     }
+    // Whole numbers from 1 to 65536, or 0.
+    let is_f32 = |word: &u32| (0x3f80_0000..0x4800_0000).contains(word) || *word == 0;
     let zero = |odd: usize| words.iter().skip(odd).step_by(2).all(|&word| word == 0);
     let other = |odd: usize| words.iter().skip(odd).step_by(2).any(|&word| word != 0);
     let looks = if zero(0) && other(1) && words.iter().all(|&word| word == 0 || word >> 20 >= 0x3ff)
     {
         "float64"
+    } else if is_triples(&words) {
+        "triples of int32 (token, layer, expert)"
     } else if zero(1) && other(0) {
         "int64 (every second word is 0)"
     } else if zero(0) && other(1) && words.iter().any(|&word| word > 0xffff) {
         "big-endian int64"
-    } else if words.iter().all(|&word| (0x3f80_0000..0x4800_0000).contains(&word) || word == 0)
-        && other(0)
-    {
+    } else if words.iter().all(is_f32) && other(0) {
         "float32"
+    } else if words.iter().all(|word| is_f32(&word.swap_bytes())) && other(0) {
+        "big-endian float32"
     } else if words.iter().all(|&word| word & 0xffff < 4096)
         && words.iter().filter(|&&word| word > 0xffff).count() > words.len() / 2
         && words.iter().any(|&word| word & 0xffff != 0)
@@ -45,6 +49,16 @@ pub(super) fn width(bytes: &[u8]) -> Result<(), TraceError> {
         "the file looks like {looks}, pairs of little-endian int32 (layer, expert) are read: write \
          them with numpy's .astype('<i4')"
     )))
+}
+
+/// The words of a table of three columns of which the first counts positions.
+fn is_triples(words: &[u32]) -> bool {
+    let (rows, rest) = words.as_chunks::<3>();
+    let rises = |pair: &[[u32; 3]]| pair[0][0] == pair[1][0] || pair[0][0] + 1 == pair[1][0];
+    rest.is_empty()
+        && words.iter().all(|&word| word < 1 << 16)
+        && rows.windows(2).all(rises)
+        && rows.first().map(|row| row[0]) != rows.last().map(|row| row[0])
 }
 
 /// The rules, for a trace whose demands were cut by the order of its requests.
