@@ -13,9 +13,9 @@ use std::path::{Path, PathBuf};
 use super::Problem;
 use super::dtype::Dtype;
 use super::header::Form;
-use super::malformed::listing;
 use super::name_table::NameTable;
 use super::shard::{ReadError, Shard};
+use k3_core::listing::listed;
 
 pub use open::CheckpointError;
 
@@ -68,7 +68,7 @@ impl fmt::Display for Note {
             Self::OddMetadata { problem } => write!(f, "the index: {problem}; it only informs"),
             Self::UnreadKeys { file, keys } => {
                 let count = keys.len();
-                write!(f, "{file:?}: keys of entries that are not read: {}", listing(keys, count))
+                write!(f, "{file:?}: keys of entries that are not read: {}", listed(keys, count))
             }
         }
     }
