@@ -339,7 +339,7 @@ fn j05_a_union_prefill_is_counted_by_what_follows_it() {
     let row = |layer: u16, position: u32| {
         let demand = tokens.demands.iter().find(|d| (d.layer, d.position) == (layer, position));
         let experts = tokens.experts(demand.unwrap()).iter();
-        experts.map(|&expert| (layer.into(), tokens.shape.key(expert).expert.into()))
+        experts.map(move |&expert| (layer.into(), tokens.shape.key(expert).expert.into()))
     };
     let (mut single, mut union): (Vec<(i32, i32)>, Vec<(i32, i32)>) = Default::default();
     for layer in tokens.layers() {
