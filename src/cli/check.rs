@@ -57,7 +57,8 @@ pub fn run(args: &CheckArgs) -> Result<Exit, CommandError> {
     let start = Instant::now();
     let threads = args.threads.count();
     let folder = args.checkpoint.folder()?;
-    output::check_writable(&args.output)?;
+    let read: Vec<_> = args.sha256.as_deref().into_iter().chain([&*folder]).collect();
+    output::claim(&args.output, &read, &[])?;
     let digests = args.sha256.as_deref().map(digests::read_list).transpose();
     let digests = digests?;
     let config = read_config(&folder)?;

@@ -12,6 +12,8 @@ use clap::Args;
 use super::model_args::usage;
 use super::output::{self, CommandError, OutputArgs, bad_input};
 use k3_core::exit::Exit;
+use k3_core::host::claims::Output;
+use k3_core::host::files::{Scratch, folder_of, scratch_folder};
 use k3_gates::fixtures::Fixtures;
 use k3_render::Document;
 
@@ -29,7 +31,7 @@ pub struct ExportArgs {
 
 /// Runs the command.
 pub fn run(args: &ExportArgs) -> Result<Exit, CommandError> {
-    output::check_writable(&args.output)?;
+    output::claim(&args.output, &[], &[Output::Folder(&args.dir)])?;
     let fixtures = Fixtures::embedded()?;
     let made = NewFolder::beside(&args.dir)?;
     if args.sets {
@@ -55,7 +57,7 @@ pub fn run(args: &ExportArgs) -> Result<Exit, CommandError> {
 }
 
 /// A folder under a temporary name, renamed when it is complete.
-pub struct NewFolder(tempfile::TempDir);
+pub struct NewFolder(Scratch);
 
 impl NewFolder {
     /// Creates it next to `target`, whose name it will get.
@@ -68,11 +70,7 @@ impl NewFolder {
             let message = format!("{}: expected a new or empty folder", target.display());
             return Err(usage(message, "existing files are never overwritten"));
         }
-        let parent = match target.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
-        k3_core::host::files::scratch_folder(".k3-verify-", Some(parent))
+        scratch_folder(".k3-verify-", Some(folder_of(target)))
             .map(Self)
             .map_err(|error| cannot_write(target, &error))
     }
@@ -92,7 +90,7 @@ impl NewFolder {
             .and_then(|()| fs::rename(self.path(), target))
             .map_err(|error| cannot_write(target, &error))?;
         // The temporary name is gone, so dropping must not try to remove it.
-        let _ = self.0.keep();
+        self.0.keep();
         Ok(())
     }
 }

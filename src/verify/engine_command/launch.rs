@@ -88,6 +88,7 @@ pub fn launch(
         .process_group(0)
         .spawn()
         .map_err(LaunchError::start)?;
+    let _group = k3_core::host::interrupt::Group::of(&child);
     let status = wait(child, template.timeout)?;
     if !status.success() {
         let said = last_line(&read_text(&stderr));
