@@ -121,35 +121,37 @@ impl Bench {
         [
             "gates --only tiny/bind --out OUT",
             "gates --mutants --mutant loader-shape-* --out OUT",
-            "simcache trace --csv OUT",
-            "simcache trace --out OUT",
+            "simcache TRACE --csv OUT",
+            "simcache TRACE --out OUT",
             "synth OUT --layers 2",
             "logits SET SET --vocabulary 256 --out OUT",
-            "compare dump dump --out OUT",
-            "dump model OUT --ids 1",
-            "dump model OUT --ids 1 --by reference",
-            "evidence model OUT --ids 1 --gen 1",
+            "compare DUMP DUMP --out OUT",
+            "dump MODEL OUT --ids 1",
+            "dump MODEL OUT --ids 1 --by reference",
+            "evidence MODEL OUT --ids 1 --gen 1",
             "export OUT",
             "export OUT --sets",
-            "generate model --ids 1,2 --gen 3 --out OUT",
-            "generate model --ids 1,2 --gen 3 --dump-logits OUT",
-            "generate model --ids 1,2 --gen 3 --dump-trace OUT",
-            "generate model --ids 1,2 --gen 3 --save-state OUT",
-            "bench model --ladder 64MB --repeats 1 --gen 1 --ids 1 --out OUT",
-            "pack model OUT",
-            "inspect model --out OUT",
-            "check model --out OUT",
-            "layers model 0 --out OUT",
-            "merge part --out OUT",
-            "plan model --out OUT",
-            "plan model 0..1 --out OUT",
-            "tokenize text",
+            "generate MODEL --ids 1,2 --gen 3 --out OUT",
+            "generate MODEL --ids 1,2 --gen 3 --dump-logits OUT",
+            "generate MODEL --ids 1,2 --gen 3 --dump-trace OUT",
+            "generate MODEL --ids 1,2 --gen 3 --save-state OUT",
+            "bench MODEL --ladder 64MB --repeats 1 --gen 1 --ids 1 --out OUT",
+            "pack MODEL OUT",
+            "inspect MODEL --out OUT",
+            "check MODEL --out OUT",
+            "layers MODEL 0 --out OUT",
+            "merge PART --out OUT",
+            "plan MODEL --out OUT",
+            "plan MODEL 0..1 --out OUT",
+            "tokenize TEXT",
             "completions bash",
         ]
         .map(|line| {
             let word = |word: &str| match word {
                 "SET" => arg(&set).to_owned(),
-                "model" | "trace" | "dump" | "part" | "text" => arg(&self.at(word)).to_owned(),
+                "MODEL" | "TRACE" | "DUMP" | "PART" | "TEXT" => {
+                    arg(&self.at(&word.to_lowercase())).to_owned()
+                }
                 word => word.to_owned(),
             };
             line.split(' ').map(word).collect()
@@ -267,6 +269,9 @@ fn listens(child: &Child) {
     let status = format!("/proc/{}/status", child.id());
     let caught = || {
         let status = fs::read_to_string(&status).unwrap_or_default();
+        if status.contains("State:\tZ") {
+            return true;
+        }
         let mask = status.lines().find_map(|line| line.strip_prefix("SigCgt:\t"));
         mask.is_none_or(|mask| u64::from_str_radix(mask, 16).unwrap() & (1 << 14) != 0)
     };
@@ -309,13 +314,14 @@ fn no_command_panics_where_threads_cannot_be_made() {
     let mut codes = Vec::new();
     for threads in [1, 2, 3, 5] {
         let few = |_: &Line, command: &mut Command| {
-            let limited = after(&format!("ulimit -u {threads}"), command);
-            let mut other = Command::new("setpriv");
-            other.args(["--reuid=54321", "--clear-groups"]).arg(limited.get_program());
-            let words: Vec<_> = limited.get_args().collect();
-            other.args(&words[..3]).arg(&own).args(&words[4..]);
-            other.envs(limited.get_envs().filter_map(|(name, value)| Some((name, value?))));
-            let mut limited = if is_root { other } else { limited };
+            let mut limited = Command::new("prlimit");
+            limited.arg(format!("--nproc={threads}"));
+            if is_root {
+                // No limit holds root.
+                limited.args(["setpriv", "--reuid=54321", "--clear-groups"]);
+            }
+            limited.arg(&own).args(command.get_args()).stdin(Stdio::null());
+            limited.envs(command.get_envs().filter_map(|(name, value)| Some((name, value?))));
             Some(limited.output().unwrap())
         };
         codes.extend(bench.each(few, &[0, 3, 5]));
@@ -369,15 +375,16 @@ fn what_a_killed_run_left_is_removed_by_the_next() {
 fn a_signal_is_acknowledged_with_the_step_at_work_and_a_second_one_ends_it() {
     let model = tiny();
     let arguments =
-        ["layers", "all", "--model", arg(&model), "--prefill", "4096", "--threads", "1"];
+        ["layers", "0..1", "--model", arg(&model), "--prefill", "4096", "--threads", "1"];
     let mut child = program().args(arguments).stdout(Stdio::piped()).spawn().unwrap();
-    // The first row is out, so a layer is at work.
+    // The head of the table is out, so the first layer is about to be at work.
     let mut stdout = BufReader::new(child.stdout.take().unwrap());
     let mut line = String::new();
     while !line.starts_with("layer ") {
         line.clear();
         assert!(stdout.read_line(&mut line).unwrap() > 0, "it ended by itself");
     }
+    std::thread::sleep(Duration::from_millis(50));
     send(&child, Signal::INT);
     let sent = Instant::now();
     let mut stderr = BufReader::new(child.stderr.take().unwrap());

@@ -33,7 +33,7 @@ use std::io::Write as _;
 use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use k3_core::exit::Exit;
-use k3_core::host::interrupt::Interrupt;
+use k3_core::host::interrupt::{self, Interrupt};
 pub use output::CommandError;
 
 /// A verification-first harness for Kimi K3.
@@ -116,6 +116,7 @@ pub fn main() -> Exit {
         Command::Tokenize(args) => tokenize::run(args),
         Command::Completions { shell } => completions(*shell),
     };
+    interrupt::wait_for_the_end();
     match result {
         Ok(exit) => exit,
         Err(error) => output::report_error(&error),

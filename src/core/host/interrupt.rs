@@ -92,6 +92,7 @@ fn say(line: std::fmt::Arguments<'_>) {
 /// Ends the process with an error line. What it has started is ended and what is temporary is
 /// removed first.
 pub fn end_now(line: std::fmt::Arguments<'_>, code: i32) -> ! {
+    std::mem::forget(ENDING.try_lock());
     // A thread that holds them may be the one that cannot go on.
     if let Ok(groups) = GROUPS.try_lock().as_deref() {
         for signal in [Signal::TERM, Signal::KILL] {
@@ -106,6 +107,15 @@ pub fn end_now(line: std::fmt::Arguments<'_>, code: i32) -> ! {
     files::remove_leftovers();
     say(format_args!("error: {line}"));
     signal_hook::low_level::exit(code)
+}
+
+/// Held by a thread that ends the process.
+static ENDING: Mutex<()> = Mutex::new(());
+
+/// Waits for the end of the process if another thread is ending it: what this one found without
+/// its temporary files is nothing to report.
+pub fn wait_for_the_end() {
+    drop(ENDING.lock());
 }
 
 /// Process groups that this process has started and not yet seen the end of.
