@@ -6,7 +6,6 @@ use std::time::Instant;
 
 use clap::Args;
 
-use super::generate::listen;
 use super::model_args::{CheckpointArgs, read_config};
 use super::output::{self, CommandError, OutputArgs, bad_input, usage};
 use super::threads::ThreadsArgs;
@@ -14,6 +13,7 @@ use k3_checkpoint::store::Note;
 use k3_checkpoint::{Checkpoint, ModelShape, config};
 use k3_core::config::RawConfig;
 use k3_core::exit::Exit;
+use k3_core::host::interrupt::Interrupt;
 use k3_core::host::provenance::Provenance;
 use k3_engine::stream::pack::{MANIFEST, Pack};
 use k3_gates::audit::digests;
@@ -60,7 +60,8 @@ pub struct CheckArgs {
 pub fn run(args: &CheckArgs) -> Result<Exit, CommandError> {
     let start = Instant::now();
     let folder = args.checkpoint.folder()?;
-    output::check_writable(&args.output)?;
+    let read: Vec<_> = args.sha256.as_deref().into_iter().chain([&*folder]).collect();
+    output::claim(&args.output, &read, &[])?;
     if folder.join(MANIFEST).exists() {
         return packed(args, &folder, start);
     }
@@ -115,7 +116,7 @@ fn packed(args: &CheckArgs, folder: &Path, start: Instant) -> Result<Exit, Comma
                     --headers-only or --sha256";
         return Err(usage(anyhow::anyhow!("{}: {what}", folder.display())));
     }
-    let interrupt = listen()?;
+    let interrupt = Interrupt::listen();
     let pack = Pack::open(folder)?;
     let bar = output::progress(pack.data_bytes(), "bytes read");
     let damaged = pack.damage(&mut |progress| {

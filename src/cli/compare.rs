@@ -68,7 +68,10 @@ struct Pair {
 /// Runs the command.
 pub fn run(args: &CompareArgs) -> Result<Exit, CommandError> {
     let start = Instant::now();
-    output::check_writable(&args.output)?;
+    let others = [args.f64.as_deref(), args.tolerance.model.as_deref()];
+    let read: Vec<_> =
+        [&*args.a, &*args.b].into_iter().chain(others.into_iter().flatten()).collect();
+    output::claim(&args.output, &read, &[])?;
     let (a, b) = (read_file(&args.a)?, read_file(&args.b)?);
     let exact = args.f64.as_deref().map(read_file).transpose()?;
     let mut named = vec![(&args.a, &a), (&args.b, &b)];

@@ -15,6 +15,7 @@ use super::model_args::{Ids, check_ids, model_and_out, parse_epsilon, parse_ids,
 use super::output::{self, CommandError, OutputArgs, bad_input};
 use k3_core::config::{MLA_NORM_EPS, epsilon_line};
 use k3_core::exit::Exit;
+use k3_core::host::claims::Output;
 use k3_core::host::provenance::{Provenance, default_threads};
 use k3_core::stages::{Stage, StageKey};
 use k3_engine::generate::report::join;
@@ -86,7 +87,7 @@ impl Noise {
 pub fn run(args: &EvidenceArgs) -> Result<Exit, CommandError> {
     let start = Instant::now();
     let (model, out) = model_and_out(&args.paths, args.model.as_deref())?;
-    output::check_writable(&args.output)?;
+    output::claim(&args.output, &[&model], &[Output::Folder(&out)])?;
     let config = read_config(&model)?;
     check_ids(&args.ids.0, &config)?;
     let made = NewFolder::beside(&out)?;

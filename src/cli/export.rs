@@ -12,7 +12,8 @@ use clap::Args;
 use super::model_args::usage;
 use super::output::{self, CommandError, OutputArgs, bad_input};
 use k3_core::exit::Exit;
-use k3_core::host::files;
+use k3_core::host::claims::Output;
+use k3_core::host::files::{self, Scratch, folder_of, scratch_folder};
 use k3_gates::fixtures::{Fixtures, TWINS, hex_sha256};
 use k3_render::Document;
 
@@ -30,7 +31,7 @@ pub struct ExportArgs {
 
 /// Runs the command.
 pub fn run(args: &ExportArgs) -> Result<Exit, CommandError> {
-    output::check_writable(&args.output)?;
+    output::claim(&args.output, &[], &[Output::Folder(&args.dir)])?;
     let fixtures = Fixtures::embedded()?;
     let made = NewFolder::beside(&args.dir)?;
     if args.sets {
@@ -73,7 +74,7 @@ fn state_digest(set: &Path) -> Result<(), CommandError> {
 }
 
 /// A folder under a temporary name, renamed when it is complete.
-pub struct NewFolder(tempfile::TempDir);
+pub struct NewFolder(Scratch);
 
 impl NewFolder {
     /// Creates it next to `target`, whose name it will get.
@@ -86,11 +87,7 @@ impl NewFolder {
             let message = format!("{}: expected a new or empty folder", target.display());
             return Err(usage(message, "existing files are never overwritten"));
         }
-        let parent = match target.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
-        files::scratch_folder(".k3-verify-", Some(parent))
+        scratch_folder(".k3-verify-", Some(folder_of(target)))
             .map(Self)
             .map_err(|error| cannot_write(target, &error))
     }
@@ -110,7 +107,7 @@ impl NewFolder {
             .and_then(|()| fs::rename(self.path(), target))
             .map_err(|error| cannot_write(target, &error))?;
         // The temporary name is gone, so dropping must not try to remove it.
-        let _ = self.0.keep();
+        self.0.keep();
         Ok(())
     }
 }

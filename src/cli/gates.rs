@@ -13,6 +13,7 @@ use k3_core::Precision;
 use k3_core::clauses;
 use k3_core::config::MLA_NORM_EPS;
 use k3_core::exit::Exit;
+use k3_core::host::claims::Output;
 use k3_gates::Ladder;
 use k3_gates::engine_command::{EngineCommand, Template};
 use k3_gates::evidence::EvidenceSet;
@@ -40,7 +41,7 @@ pub struct GatesArgs {
     #[arg(long, value_name = "DIR")]
     evidence: Vec<PathBuf>,
     /// Read the fixtures and the tiny oracle from this folder instead of the binary
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", conflicts_with = "evidence")]
     fixtures: Option<PathBuf>,
     /// Run only the gates that match: SET/GATE, GATE, or either with @SUBJECT; * and ? are
     /// wildcards
@@ -51,7 +52,7 @@ pub struct GatesArgs {
     #[arg(long, conflicts_with = "list")]
     exhaustive: bool,
     /// List the gates without running them
-    #[arg(long, conflicts_with_all = ["evidence", "fixtures", "only", "mla_norm_eps"])]
+    #[arg(long, conflicts_with_all = ["evidence", "fixtures", "only", "mla_norm_eps", "given"])]
     list: bool,
     /// Run the kill matrix: every mutant against every gate
     #[arg(long, conflicts_with_all = ["evidence", "only", "list"])]
@@ -108,7 +109,9 @@ pub fn run(args: &GatesArgs) -> Result<Exit, CommandError> {
     if args.list {
         return list(args);
     }
-    output::check_writable(&args.output)?;
+    let read: Vec<&Path> = args.evidence.iter().chain(&args.fixtures).map(|p| &**p).collect();
+    let written: Vec<_> = args.write_ratchet.iter().map(|path| Output::File(path)).collect();
+    output::claim(&args.output, &read, &written)?;
     if args.mutants {
         mutants(args)
     } else if args.least_error {

@@ -13,7 +13,7 @@ use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::output::{self, CommandError, Format, bad_input, usage};
+use super::output::{self, CommandError, Format, usage};
 use super::pending_file::PendingFile;
 use arguments::enough_to_check;
 pub use arguments::{GenerateArgs, ModelArgs};
@@ -56,8 +56,8 @@ pub fn run(args: &GenerateArgs) -> Result<Exit, CommandError> {
     let start = Instant::now();
     args.check()?;
     let folder = args.checkpoint.folder()?;
-    output::check_writable(&args.output)?;
-    let interrupt = listen()?;
+    args.claim(&folder)?;
+    let interrupt = Interrupt::listen();
     let outputs = Outputs::create(args)?;
     let kernels = Kernels::fastest();
     let layers = args.model.layers.map(|layers| layers as usize);
@@ -71,6 +71,12 @@ pub fn run(args: &GenerateArgs) -> Result<Exit, CommandError> {
     let mut request = request(args, &files, text.as_ref(), saved.as_ref())?;
     let ends = ends(args, &folder, &files, text.as_ref())?;
     request.stop_ids = ends.iter().flat_map(|end| end.ids.clone()).collect();
+    let of_state = files.demand(request.positions(), 1);
+    let of_state = of_state.state_bytes();
+    let of_logits = 4 * request.count as u64 * files.config.vocab_size as u64;
+    for (path, bytes) in [(&args.save_state, of_state), (&args.dump_logits, of_logits)] {
+        path.as_deref().map_or(Ok(()), |path| output::check_space(path, bytes))?;
+    }
     let prepared = Prepared {
         start,
         folder,
@@ -95,14 +101,14 @@ fn choose(
     let positions = prepared.request.positions();
     let rows = if args.tf_check { args.model.prefill_chunk as usize } else { 1 };
     let tokenizer = prepared.text.as_ref().map(|text| text.held_bytes);
-    let plan = plan(&args.model, &prepared.files, positions, rows, tokenizer)?;
+    let threads = args.threads.count();
+    let plan = plan(&args.model, &prepared.files, (positions, rows), tokenizer, threads)?;
     eprint_text(&format!("memory plan\n{}", plan.table().text()));
     let options = EngineOptions {
-        threads: args.threads.count(),
+        threads,
         chunk_tokens: (args.model.prefill_chunk as usize).min(positions.max(1)),
     };
-    let mut stream =
-        StreamOptions::of_plan(&plan, args.model.policy, streams_vocabulary(&args.model));
+    let mut stream = StreamOptions::of_plan(&plan, args.policy, streams_vocabulary(&args.model));
     if args.save_state.is_none() {
         // A state is consistent only between forward passes: with --save-state the current one
         // completes.
@@ -178,11 +184,6 @@ fn execute(args: &GenerateArgs, prepared: Prepared) -> Result<Exit, CommandError
     };
     eprint_text(&report.summary().text());
     deliver(args, &report, saved)
-}
-
-/// From here on Ctrl-C and SIGTERM set a flag.
-pub fn listen() -> Result<Interrupt, CommandError> {
-    Interrupt::listen().map_err(bad_input)
 }
 
 /// The result of a run.
@@ -439,7 +440,7 @@ fn settings(
         layers: files.shape.layers.len(),
         layers_of_model: files.config.num_hidden_layers,
         mla_norm_eps: args.mla_norm_eps,
-        policy: args.model.policy.name(),
+        policy: args.policy.name(),
         prefill_chunk: options.chunk_tokens,
         full_recompute: args.full_recompute,
         packed_trunk: args.model.trunk.is_some(),

@@ -40,7 +40,7 @@ pub struct InspectArgs {
 pub fn run(args: &InspectArgs) -> Result<Exit, CommandError> {
     let start = Instant::now();
     let folder = args.checkpoint.folder()?;
-    output::check_writable(&args.output)?;
+    output::claim(&args.output, &[&folder], &[])?;
     let config = read_config(&folder)?;
     let shape = ModelShape::derive(&config)?;
     let checkpoint = open_partial(&folder)?;

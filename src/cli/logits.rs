@@ -104,7 +104,9 @@ impl Side {
 /// Runs the command.
 pub fn run(args: &LogitsArgs) -> Result<Exit, CommandError> {
     let start = Instant::now();
-    output::check_writable(&args.output)?;
+    let model = args.tolerance.model.as_deref();
+    let read: Vec<_> = [&*args.a, &*args.b].into_iter().chain(model).collect();
+    output::claim(&args.output, &read, &[])?;
     let (a, b) = (LogitFile::read(&args.a)?, LogitFile::read(&args.b)?);
     let vocabulary = vocabulary(args, &a, &b)?;
     if let Some(difference) = a.differs_in_ids(&b, vocabulary) {

@@ -126,7 +126,7 @@ pub struct Fixtures {
     /// Files that are not as listed; sets that need one of them are not run.
     pub findings: Vec<Finding>,
     /// Holds unpacked and composed files for as long as they are in use.
-    scratch: tempfile::TempDir,
+    scratch: files::Scratch,
 }
 
 impl Fixtures {
@@ -153,7 +153,7 @@ impl Fixtures {
         Self::verify(root.to_owned(), scratch_folder()?)
     }
 
-    fn verify(root: PathBuf, scratch: tempfile::TempDir) -> Result<Self, Malformed> {
+    fn verify(root: PathBuf, scratch: files::Scratch) -> Result<Self, Malformed> {
         let path = root.join(MANIFEST);
         let text = files::read_to_string(&path).map_err(io_error(&path))?;
         let manifest: Manifest =
@@ -293,7 +293,7 @@ fn io_error(path: &Path) -> impl FnOnce(std::io::Error) -> Malformed {
     move |error| Problem::whole(error).in_file(path)
 }
 
-fn scratch_folder() -> Result<tempfile::TempDir, Malformed> {
+fn scratch_folder() -> Result<files::Scratch, Malformed> {
     files::scratch_folder("k3-verify-", None).map_err(io_error(&std::env::temp_dir()))
 }
 

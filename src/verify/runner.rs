@@ -67,7 +67,8 @@ pub fn judge_on_set(gate: &Gate, context: &Context<'_>) -> Outcome {
     }
 }
 
-/// Runs `count` jobs on `threads` threads; results come back in the order of the jobs.
+/// Runs `count` jobs on up to `threads` threads, one of them the caller's; results come back in the
+/// order of the jobs. Where the system grants fewer threads, those do the work.
 pub fn in_parallel<T: Send>(
     threads: usize,
     count: usize,
@@ -75,22 +76,26 @@ pub fn in_parallel<T: Send>(
 ) -> Vec<T> {
     let next = AtomicUsize::new(0);
     let results = Mutex::new(Vec::with_capacity(count));
-    std::thread::scope(|scope| {
-        for _ in 0..threads.clamp(1, count.max(1)) {
-            scope.spawn(|| {
-                loop {
-                    let index = next.fetch_add(1, Ordering::Relaxed);
-                    if index >= count {
-                        break;
-                    }
-                    let result = job(index);
-                    // A poisoned lock means that another job panicked; the scope re-raises that.
-                    if let Ok(mut results) = results.lock() {
-                        results.push((index, result));
-                    }
-                }
-            });
+    let work = || {
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= count {
+                break;
+            }
+            let result = job(index);
+            // A poisoned lock means that another job panicked; the scope re-raises that.
+            if let Ok(mut results) = results.lock() {
+                results.push((index, result));
+            }
         }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads.min(count) {
+            if std::thread::Builder::new().spawn_scoped(scope, &work).is_err() {
+                break;
+            }
+        }
+        work();
     });
     let mut results = results.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
     results.sort_by_key(|(index, _)| *index);

@@ -74,7 +74,7 @@ fn run_on(context: &Context<'_>, model_dir: &Path) -> Result<(), SubjectError> {
 }
 
 /// Copies the set's checkpoint to a temporary folder and plants the fault.
-fn planted(context: &Context<'_>, fault: Fault) -> Result<tempfile::TempDir, String> {
+fn planted(context: &Context<'_>, fault: Fault) -> Result<k3_core::host::files::Scratch, String> {
     let source = &context.set.model_dir;
     let checkpoint = Checkpoint::open(source).map_err(|error| error.to_string())?;
     let folder = k3_core::host::files::scratch_folder("k3-verify-", None)

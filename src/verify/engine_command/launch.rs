@@ -107,6 +107,7 @@ pub fn launch(
         .process_group(0)
         .spawn()
         .map_err(LaunchError::start)?;
+    let _group = k3_core::host::interrupt::Group::of(&child);
     let answer = || {
         let status = wait(child, template.timeout)?;
         if !status.success() {

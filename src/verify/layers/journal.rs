@@ -28,7 +28,7 @@ use k3_reference::rows::from_values;
 pub const JOURNAL: &str = "journal.jsonl";
 
 /// File name of the chain.
-const CHAIN: &str = "chain.safetensors";
+pub const CHAIN: &str = "chain.safetensors";
 
 /// Everything that has to be equal for a run to resume.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]

@@ -70,7 +70,7 @@ fn restore_shape(folder: &Path, config: &RawConfig) {
 /// A subject with the folder that it reads from.
 struct OnCopy {
     inner: Box<dyn Subject>,
-    _folder: tempfile::TempDir,
+    _folder: k3_core::host::files::Scratch,
 }
 
 impl Subject for OnCopy {
