@@ -185,7 +185,8 @@ fn whole_files_are_held_against_a_list_of_digests() {
     }
 }
 
-/// Item 7: whatever multiplies and is all zero, of every dtype and class; what is added may be zero.
+/// Item 7: whatever multiplies and is all zero, of every dtype and class; what is added may be
+/// zero.
 #[test]
 fn item_7_tensors_of_zeros_are_damage_where_they_multiply() {
     let model = Model::new();

@@ -341,7 +341,8 @@ fn j05_a_union_prefill_is_counted_by_what_follows_it() {
         let experts = tokens.experts(demand.unwrap()).iter();
         experts.map(move |&expert| (layer.into(), tokens.shape.key(expert).expert.into()))
     };
-    let (mut single, mut union): (Vec<(i32, i32)>, Vec<(i32, i32)>) = Default::default();
+    let mut single: Vec<(i32, i32)> = Vec::new();
+    let mut union = single.clone();
     for layer in tokens.layers() {
         let asked: Vec<_> = (0..prefill).flat_map(|position| row(layer, position)).collect();
         let mut seen = std::collections::BTreeSet::new();

@@ -104,6 +104,10 @@ more), {logits} a file to write. The command prints the generated ids as its las
 commas, and writes logits as raw little-endian f32 (or safetensors, tensor `logits`): one row of \
 the vocabulary per position, or one per generated id. It exits with 0";
 
+/// Most threads that a gate has at a time: a streamed engine computes with up to 8 and reads with
+/// four for layers, four for experts, four for the vocabulary, and a reader that goes ahead.
+const THREADS_OF_A_GATE: usize = 21;
+
 /// Runs the command.
 pub fn run(args: &GatesArgs) -> Result<Exit, CommandError> {
     if args.list {
@@ -112,6 +116,8 @@ pub fn run(args: &GatesArgs) -> Result<Exit, CommandError> {
     let read: Vec<&Path> = args.evidence.iter().chain(&args.fixtures).map(|p| &**p).collect();
     let written: Vec<_> = args.write_ratchet.iter().map(|path| Output::File(path)).collect();
     output::claim(&args.output, &read, &written)?;
+    // Where they cannot be had, no engine is accused.
+    drop(output::pool(THREADS_OF_A_GATE * args.threads.count().max(1))?);
     if args.mutants {
         mutants(args)
     } else if args.least_error {

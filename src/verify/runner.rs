@@ -91,7 +91,7 @@ pub fn in_parallel<T: Send>(
     };
     std::thread::scope(|scope| {
         for _ in 1..threads.min(count) {
-            if std::thread::Builder::new().spawn_scoped(scope, &work).is_err() {
+            if std::thread::Builder::new().spawn_scoped(scope, work).is_err() {
                 break;
             }
         }

@@ -104,20 +104,7 @@ pub(super) fn check(trace: &Trace) -> Result<(), TraceError> {
             ))
         });
     }
-    for (index, demand) in demands.iter().enumerate() {
-        let mut experts = trace.experts(demand).to_vec();
-        experts.sort_unstable();
-        if let Some(twice) = experts.windows(2).find(|pair| pair[0] == pair[1]) {
-            let (layer, expert) = (demand.layer, expert(&twice[0]));
-            return Err(other_model(
-                format!(
-                    "demand {index}: expert {expert} of layer {layer} twice among {top_k}; a \
-                     router chooses {top_k} different ones"
-                ),
-                "--top-k N (or the file holds something else than layer and expert)".to_string(),
-            ));
-        }
-    }
+    distinct(trace)?;
     in_order(trace, &layers)?;
     if *shape == ModelShape::K3 && layers.first() == Some(&0) {
         return Err(other_model(
@@ -143,6 +130,26 @@ pub(super) fn check(trace: &Trace) -> Result<(), TraceError> {
             ),
             format!("--experts {expert_count}"),
         ));
+    }
+    Ok(())
+}
+
+/// No demand asks twice for an expert.
+fn distinct(trace: &Trace) -> Result<(), TraceError> {
+    let top_k = trace.shape.top_k;
+    for (index, demand) in trace.demands.iter().enumerate() {
+        let mut experts = trace.experts(demand).to_vec();
+        experts.sort_unstable();
+        if let Some(twice) = experts.windows(2).find(|pair| pair[0] == pair[1]) {
+            let (layer, expert) = (demand.layer, trace.shape.key(twice[0]).expert);
+            return Err(other_model(
+                format!(
+                    "demand {index}: expert {expert} of layer {layer} twice among {top_k}; a \
+                     router chooses {top_k} different ones"
+                ),
+                "--top-k N (or the file holds something else than layer and expert)".to_string(),
+            ));
+        }
     }
     Ok(())
 }

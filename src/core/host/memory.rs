@@ -8,6 +8,7 @@ use std::alloc::{GlobalAlloc, Layout, System};
 use std::fs;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
 use std::time::Duration;
 
 use rustix::process::{Resource, getrlimit};
@@ -212,6 +213,10 @@ fn had(pointer: *mut u8, bytes: usize) -> *mut u8 {
     pointer
 }
 
+/// What removing temporary folders needs where there is no more memory.
+static RESERVE: Mutex<Vec<u8>> = Mutex::new(Vec::new());
+const RESERVE_BYTES: usize = 1 << 20;
+
 /// Ends the process, which has met a limit.
 fn refuse(what: std::fmt::Arguments<'_>) -> ! {
     static IS_ENDING: AtomicBool = AtomicBool::new(false);
@@ -219,6 +224,9 @@ fn refuse(what: std::fmt::Arguments<'_>) -> ! {
         // Another thread is ending the process, or this one while it does; so it need not go on.
         std::thread::sleep(Duration::from_secs(2));
         signal_hook::low_level::exit(5);
+    }
+    if let Ok(mut reserve) = RESERVE.try_lock() {
+        *reserve = Vec::new();
     }
     end_now(format_args!("{what}: the memory or a limit (ulimit -a) is used up"), 5)
 }
@@ -228,6 +236,7 @@ fn refuse(what: std::fmt::Arguments<'_>) -> ! {
 pub fn expect_limits() {
     #[cfg(all(target_os = "linux", target_env = "gnu"))]
     if address_bytes().is_some() {
+        *RESERVE.lock().unwrap_or_else(PoisonError::into_inner) = vec![0; RESERVE_BYTES];
         // The C library would set 64 MiB of addresses aside for every thread that allocates.
         // SAFETY: a setting of the allocator, whose other threads do not exist yet.
         unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };

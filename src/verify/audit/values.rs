@@ -399,7 +399,7 @@ mod tests {
     fn a_row_is_taken_out_of_a_hole() {
         let row = 10_000..24_000;
         assert_eq!(without(10_000..24_002, &row), []);
-        assert_eq!(without(10_002..24_000, &row), [10_002..24_000]);
+        assert_eq!(without(9000..10_000, &row).first(), Some(&(9000..10_000)));
         assert_eq!(without(1000..30_000, &row), [1000..10_000, 24_000..30_000]);
     }
 }

@@ -9,6 +9,8 @@ mod wrapped;
 mod wrong_engine;
 
 use std::collections::BTreeSet;
+use std::error::Error;
+use std::iter::successors;
 
 use super::kill_matrix::Mutant;
 use super::registry::Needs;
@@ -20,6 +22,16 @@ use k3_core::stages::{NoStages, StageSink};
 use k3_reference as reference;
 use k3_reference::rounding::RoundedStages;
 use k3_reference::{Formulas, RELEASED, ReferenceError};
+
+/// What our engine refuses. Without threads it was not run, which says nothing of its numbers.
+fn refused(error: impl Error + 'static) -> SubjectError {
+    let text = error.to_string();
+    let mut causes = successors(Some(&error as &dyn Error), |&error| error.source());
+    match causes.any(|cause| cause.is::<rayon::ThreadPoolBuildError>()) {
+        true => SubjectError::NotRun(text),
+        false => SubjectError::Refused(text),
+    }
+}
 
 pub use wrong_engine::{of_kernels, perturbed};
 
