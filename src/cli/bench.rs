@@ -181,7 +181,7 @@ fn one(
     };
     let program = std::env::current_exe().map_err(failed)?;
     let mut command = Command::new(program);
-    command.args(["generate", "--format", "json", "--memory", limit]);
+    command.args(["generate", "--format", "json", "--ignore-eos", "--memory", limit]);
     command.args(["--ids", &args.ids, "--gen", &args.r#gen.to_string()]);
     command.args(["--policy", args.policy.name()]);
     command.arg("--model").arg(args.checkpoint.folder()?);

@@ -16,7 +16,7 @@ use k3_core::host::provenance::Provenance;
 use k3_gates::audit::digests;
 use k3_gates::audit::folder;
 use k3_gates::audit::folder::Files;
-use k3_gates::audit::{Finding, Findings, census, cross_read, values};
+use k3_gates::audit::{Finding, Findings, census, cross_read, end_ids, values};
 use k3_gates::outcome::Verdict;
 use k3_gates::report::check::{CheckReport, CheckRow, SCHEMA};
 use k3_reference::Reader;
@@ -101,10 +101,16 @@ const SHA256: [&str; 2] = ["sha256", "every listed file has its digest"];
 
 impl Checks<'_> {
     fn run(&mut self, digests: Option<&[digests::Entry]>) -> Result<(), CommandError> {
-        let files = folder::look(self.folder).map_err(|error| {
+        let mut files = folder::look(self.folder).map_err(|error| {
             let error = anyhow::anyhow!("{}: cannot be listed: {error}", self.folder.display());
             bad_input(error)
         })?;
+        if let Err(error) = end_ids::end_ids(self.folder, self.config, self.folder, None)
+            && files.findings.is_empty()
+        {
+            let what = error.to_string();
+            files.findings.push(Finding { file: ".".to_owned(), tensor: None, what });
+        }
         let detail = format!("{} shards opened", files.shards.len());
         self.judged(FILES, detail, files.findings.clone(), Vec::new());
         self.sizes(&files);

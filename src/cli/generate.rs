@@ -9,7 +9,7 @@ mod watch;
 use k3_core::choice::Choice as _;
 use k3_engine::kernels::table::Kernels;
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -30,6 +30,7 @@ use k3_engine::kernels::path::KernelPath;
 use k3_engine::memory::MemoryPlan;
 use k3_engine::model::{EngineError, EngineOptions, EngineSequence};
 use k3_engine::stream::{ModelError, ModelFiles, StreamOptions, StreamedEngine};
+use k3_gates::audit::end_ids::{EndId, end_ids};
 pub use planning::plan;
 use planning::streams_vocabulary;
 use text::{RunText, TextOutput};
@@ -45,6 +46,7 @@ struct Prepared {
     saved: Option<SavedState>,
     text: Option<RunText>,
     request: Request,
+    ends: Vec<EndId>,
     outputs: Outputs,
     interrupt: Interrupt,
 }
@@ -66,7 +68,9 @@ pub fn run(args: &GenerateArgs) -> Result<Exit, CommandError> {
     let text = RunText::open(args, &folder, files.config.vocab_size)?;
     let identity = identity(args, &files)?;
     let saved = open_state(args, &files, identity)?;
-    let request = request(args, &files, text.as_ref(), saved.as_ref())?;
+    let mut request = request(args, &files, text.as_ref(), saved.as_ref())?;
+    let ends = ends(args, &folder, &files, text.as_ref())?;
+    request.stop_ids = ends.iter().flat_map(|end| end.ids.clone()).collect();
     let prepared = Prepared {
         start,
         folder,
@@ -76,6 +80,7 @@ pub fn run(args: &GenerateArgs) -> Result<Exit, CommandError> {
         saved,
         text,
         request,
+        ends,
         outputs,
         interrupt,
     };
@@ -109,7 +114,7 @@ fn choose(
 /// Plans, allocates, computes, reports.
 fn execute(args: &GenerateArgs, prepared: Prepared) -> Result<Exit, CommandError> {
     let (plan, options, stream) = choose(args, &prepared)?;
-    let Prepared { kernels, files, identity, saved, text, request, interrupt, .. } = prepared;
+    let Prepared { kernels, files, identity, saved, text, request, ends, interrupt, .. } = prepared;
     let streamed = match files.engine(kernels, &stream, options) {
         Err(ModelError::Engine(EngineError::Interrupted)) => {
             let error = anyhow::anyhow!("interrupted before the first step: no id was chosen");
@@ -157,6 +162,7 @@ fn execute(args: &GenerateArgs, prepared: Prepared) -> Result<Exit, CommandError
         generated_ids: computed.generated.ids,
         generated_text: generated.transpose()?,
         stopped_by: computed.generated.stopped_by,
+        stopped_by_source: computed.generated.stopped_by.map(|id| sources(&ends, id)),
         teacher_forcing: computed.forced,
         settings: settings(args, &files, &streamed, text.as_ref(), kernels.path, options),
         totals: totals(&streamed, &steps, computed.seconds),
@@ -343,9 +349,37 @@ fn request(
     Ok(Request {
         ids,
         count: if args.tf_check { 0 } else { args.r#gen as usize },
-        stop_ids: args.stop_id.clone(),
+        stop_ids: Vec::new(),
         full_recompute: args.full_recompute,
     })
+}
+
+/// The ids that end the run: those that were typed, and those of the checkpoint's files.
+fn ends(
+    args: &GenerateArgs,
+    folder: &Path,
+    files: &ModelFiles,
+    text: Option<&RunText>,
+) -> Result<Vec<EndId>, CommandError> {
+    let mut ends = Vec::new();
+    if !args.stop_id.is_empty() {
+        let (file, field) = (String::new(), "--stop-id".to_owned());
+        ends.push(EndId { file, field, ids: args.stop_id.clone(), token: None });
+    }
+    if !args.ignore_eos && !args.tf_check {
+        let texts = args.tokenizer.as_deref().unwrap_or(folder);
+        let named = end_ids(folder, &files.config, texts, text.map(|text| &text.tokenizer));
+        let hint = "--ignore-eos goes on without the end ids of the checkpoint";
+        ends.extend(named.map_err(|error| CommandError::from(error).hint(hint))?);
+    }
+    Ok(ends)
+}
+
+/// What names an id as an end.
+fn sources(ends: &[EndId], id: u32) -> String {
+    let naming = ends.iter().filter(|end| end.ids.contains(&id));
+    let places = naming.map(|end| format!("{} {}", end.file, end.field).trim_start().to_owned());
+    places.collect::<Vec<_>>().join(", ")
 }
 
 fn trace_header(

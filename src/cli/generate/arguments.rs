@@ -92,9 +92,13 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "N", default_value_t = 8,
         value_parser = clap::value_parser!(u32).range(..=i64::from(MAX_GEN)))]
     pub r#gen: u32,
-    /// Stop after this id, which is included in ids and text (repeatable)
+    /// Stop after this id too, which is included in ids and text (repeatable). A run stops after
+    /// the ids that the files of the checkpoint name as its end
     #[arg(long, value_name = "ID", value_parser = parse_id)]
     pub stop_id: Vec<u32>,
+    /// Go on after the end ids of the checkpoint
+    #[arg(long)]
+    pub ignore_eos: bool,
     /// Recompute the whole prefix at every step
     #[arg(long, conflicts_with_all = ["load_state", "save_state"])]
     pub full_recompute: bool,
@@ -114,7 +118,7 @@ pub struct GenerateArgs {
     /// Instead of generating, feed the ids and report how many are the model's own choice
     #[arg(long, conflicts_with_all = [
         "load_state", "save_state", "full_recompute", "stop_id", "dump_logits",
-        "gen",
+        "ignore_eos", "gen",
     ])]
     pub tf_check: bool,
     /// Epsilon of the two low-rank norms in MLA
