@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::output::{self, CommandError, OutputArgs, bad_input};
 use super::tolerance::ToleranceArgs;
 use k3_core::Precision;
+use k3_core::compare::ratio_text;
 use k3_core::exit::Exit;
 use k3_core::host::provenance::{Provenance, default_threads};
 use k3_gates::compare::{LogitComparison, LogitFile, compare_logits, id_list, unmasked};
@@ -280,7 +281,8 @@ fn numbers(comparison: &LogitComparison, vocabulary: usize) -> Table {
     if let Some(cosine) = record.cosine {
         row("cosine", format!("{cosine:.12}"));
     }
-    let ratio = record.ratio.map_or(String::new(), |ratio| format!(", ratio {ratio:.3e}"));
+    let ratio =
+        record.ratio.map_or(String::new(), |ratio| format!(", ratio {}", ratio_text(ratio)));
     let beyond = format!("{} of {} beyond", record.mismatches, record.count);
     let allowed =
         format!("{}, required {:.3e}{ratio}, {beyond}", record.tolerance, record.required);

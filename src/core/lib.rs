@@ -11,6 +11,7 @@ pub mod content;
 pub mod exit;
 mod hex;
 pub mod host;
+pub mod listing;
 pub mod npy;
 mod precision;
 pub mod random;

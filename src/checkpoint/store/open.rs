@@ -23,9 +23,10 @@ use crate::Problem;
 use crate::foreign::Foreign;
 use crate::header::{Form, Header, NameResolver};
 use crate::index::{INDEX_FILE, MAX_SHARDS, ShardIndex};
-use crate::malformed::{Malformed, listing};
+use crate::malformed::Malformed;
 use crate::name_table::NameTable;
 use crate::shard::Shard;
+use k3_core::listing::listed;
 
 /// How many names a message lists before it only counts.
 const LISTED: usize = 8;
@@ -39,7 +40,7 @@ pub enum CheckpointError {
     /// Shards that the index, or the numbering of the files, says there are.
     #[error(
         "{}: {} of {total} missing: {}{}",
-        path.display(), missing.len(), first_of(missing), hint(unfinished)
+        path.display(), missing.len(), listed(missing, missing.len()), hint(unfinished)
     )]
     ShardsMissing {
         /// The folder.
@@ -53,15 +54,11 @@ pub enum CheckpointError {
     },
 }
 
-fn first_of(names: &[String]) -> String {
-    listing(&names[..names.len().min(LISTED)], names.len())
-}
-
 fn hint(unfinished: &[String]) -> String {
     if unfinished.is_empty() {
         return String::new();
     }
-    format!(" (unfinished downloads: {})", first_of(unfinished))
+    format!(" (unfinished downloads: {})", listed(unfinished, unfinished.len()))
 }
 
 /// What happens where shards are missing.
@@ -407,7 +404,7 @@ impl IndexedMerge<'_> {
                 "{} declares {} tensor(s) that the index omits: {}",
                 self.shard_names[number],
                 strangers.len(),
-                listing(&names, strangers.len())
+                listed(&names, strangers.len())
             );
             return Err(Problem::whole(what).in_file(self.path));
         }

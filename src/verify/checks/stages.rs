@@ -12,7 +12,7 @@ use crate::context::Context;
 use crate::evidence::{LayerOutputs, RouterAnswers};
 use crate::outcome::{NamedComparison, Outcome};
 use crate::subject::{Precision, SubjectError};
-use k3_core::compare::{Comparison, Tolerance, compare};
+use k3_core::compare::{Comparison, Tolerance, compare, ratio_text};
 use k3_core::stages::{Stage, StageDump, StageKey, StageTensor, StageValues};
 use k3_reference::local::{Arithmetic, recompute};
 use k3_reference::{Model, ReferenceError};
@@ -92,7 +92,7 @@ fn summarise(comparisons: Vec<NamedComparison>) -> Outcome {
                 .filter_map(|c| Some((c.record.ratio?, &c.name)))
                 .max_by(|a, b| a.0.total_cmp(&b.0));
             let worst = worst.map_or_else(String::new, |(ratio, name)| {
-                format!(", worst {name} at {ratio:.2e} of its tolerance")
+                format!(", worst {name} at {} of its tolerance", ratio_text(ratio))
             });
             format!("{} tensors{worst}", comparisons.len())
         }

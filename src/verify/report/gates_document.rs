@@ -5,6 +5,7 @@ use crate::blind::BlindSpot;
 use crate::noise_floor::FACTOR;
 use crate::outcome::NamedComparison;
 use k3_core::choice::Choice as _;
+use k3_core::compare::ratio_text;
 use k3_core::config::epsilon_line;
 use k3_core::stages::{Stage, StageKey};
 use k3_render::svg::HeatMap;
@@ -159,10 +160,10 @@ fn ratio_map(row: &GateRow, local: bool) -> Option<(String, HeatMap)> {
     } else {
         ("chained", "the set's own, from the start of the model")
     };
-    let worst = cells.iter().map(|(_, ratio)| *ratio).fold(0.0, f64::max);
+    let worst = ratio_text(cells.iter().map(|(_, ratio)| *ratio).fold(0.0, f64::max));
     let map = HeatMap {
         title: format!("{} on {}: stages, {kind} tolerances", row.subject, row.set),
-        subtitle: format!("tolerance: {basis}; worst {worst:.2e} of it; grey: no such stage"),
+        subtitle: format!("tolerance: {basis}; worst {worst} of it; grey: no such stage"),
         x_label: "layer".to_owned(),
         y_label: "stage, in execution order".to_owned(),
         value_label: "log10 of the largest difference over its tolerance".to_owned(),
