@@ -3,6 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+
 use super::support::{arg, expect, fixture};
 
 const IDS: &str = "10,20,30,40";
@@ -191,5 +194,43 @@ fn evidence_and_export_serve_the_ladder() {
         let fresh = folder.path().join("fresh");
         let ids = ["--ids", "5", "--gen", count];
         expect(&[&["evidence", arg(&model), arg(&fresh)], &ids[..]].concat(), 2);
+    }
+}
+
+/// Two dumps say what they were made from in any of the spellings that `logits` knows, as a tensor
+/// of any number type or as text of the header; other ids are refused, and ids are no values.
+#[test]
+fn dumps_of_other_ids_are_refused_in_every_spelling() {
+    let folder = tempfile::tempdir().unwrap();
+    let values = bytes_of(&[1.0, 2.0]);
+    fn view(dtype: Dtype, bytes: &[u8]) -> TensorView<'_> {
+        TensorView::new(dtype, vec![2], bytes).unwrap()
+    }
+    let tensor = |name: &str, dtype: Dtype, ids: &[u8]| {
+        let tensors = [("embed", view(Dtype::F32, &values)), (name, view(dtype, ids))];
+        written(folder.path(), "tensor", &safetensors::serialize(tensors, None).unwrap())
+    };
+    let text = |name: &str, ids: &str| {
+        let header = [(name.to_owned(), ids.to_owned())].into_iter().collect();
+        let tensors = [("embed", view(Dtype::F32, &values))];
+        written(folder.path(), "text", &safetensors::serialize(tensors, Some(header)).unwrap())
+    };
+    let int64 = |ids: [i64; 2]| ids.map(i64::to_le_bytes).concat();
+    let right = tensor("prompt_ids", Dtype::I64, &int64([7, 8]));
+    let right = fs::copy(right, folder.path().join("right")).map(|_| folder.path().join("right"));
+    let right = right.unwrap();
+    for name in ["ids", "prompt_ids", "input_ids", "prompt_token_ids", "tokens", "input_tokens"] {
+        for (id, code) in [(8_u8, 0), (9, 1)] {
+            let real = bytes_of(&[7.0, f32::from(id)]);
+            for dump in [
+                tensor(name, Dtype::I64, &int64([7, id.into()])),
+                text(name, &format!("7,{id}")),
+                text(name, &format!("[7, {id}]")),
+                tensor(name, Dtype::F32, &real),
+            ] {
+                let said = expect(&["compare", arg(&dump), arg(&right)], code).stderr;
+                assert!(code == 0 || said.contains("different ids: 7,9"), "{name}: {said}");
+            }
+        }
     }
 }

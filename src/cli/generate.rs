@@ -163,6 +163,11 @@ fn execute(args: &GenerateArgs, prepared: Prepared) -> Result<Exit, CommandError
         generated_text: generated.transpose()?,
         stopped_by: computed.generated.stopped_by,
         stopped_by_source: computed.generated.stopped_by.map(|id| sources(&ends, id)),
+        vocab_size: files.config.vocab_size,
+        logits_file: args.dump_logits.as_ref().filter(|_| computed.complete).map(|path| {
+            let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+            path.display().to_string()
+        }),
         teacher_forcing: computed.forced,
         settings: settings(args, &files, &streamed, text.as_ref(), kernels.path, options),
         totals: totals(&streamed, &steps, computed.seconds),

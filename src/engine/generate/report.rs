@@ -158,6 +158,11 @@ pub struct RunReport {
     pub stopped_by: Option<u32>,
     /// What names it as an end: files with their fields, or `--stop-id`.
     pub stopped_by_source: Option<String>,
+    /// Logits of a row of `logits_file`.
+    pub vocab_size: usize,
+    /// Where the logits of the generated ids are, if they were written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub logits_file: Option<String>,
     /// Teacher forcing, where it was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub teacher_forcing: Option<TeacherForcing>,
