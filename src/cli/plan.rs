@@ -19,9 +19,9 @@ use k3_text::K3_VOCABULARY;
 /// Arguments of `plan`.
 #[derive(Debug, Args)]
 pub struct PlanArgs {
-    /// The checkpoint, unless --model or K3_MODEL names it, and a RANGE (both ends included, 0..92
-    /// is all 93 layers) to plan a `layers` run: config and index are enough for that, and without
-    /// a checkpoint the release is planned
+    /// The checkpoint, unless --model or K3_MODEL names it: the memory of `generate` on it is
+    /// planned. With a RANGE (both ends included, 0..92 is all 93 layers) a `layers` run is: config
+    /// and index are enough for that, and without a checkpoint the release is planned
     #[arg(value_name = "[MODEL] [RANGE]", num_args = 0..=2)]
     places: Vec<PathBuf>,
     /// The checkpoint
