@@ -342,7 +342,7 @@ fn j05_a_union_prefill_is_counted_by_what_follows_it() {
         experts.map(move |&expert| (layer.into(), tokens.shape.key(expert).expert.into()))
     };
     let mut single: Vec<(i32, i32)> = Vec::new();
-    let mut union = single.clone();
+    let mut union = Vec::new();
     for layer in tokens.layers() {
         let asked: Vec<_> = (0..prefill).flat_map(|position| row(layer, position)).collect();
         let mut seen = std::collections::BTreeSet::new();

@@ -83,7 +83,7 @@ fn text_of(ids: &[u32]) -> String {
 #[test]
 fn text_in_and_out() {
     let model = Model::spread();
-    let (one, other) = (model.path.join("one"), model.path.join("other"));
+    let [one, other] = ["one", "other"].map(|name| model.path.with_file_name(name));
     let prompt = plain(built_in(), PROMPT);
     let typed_prompt = typed(&prompt);
     let by_text = ["--prompt", PROMPT, "--gen", "3", "--dump-logits", arg(&one)];
@@ -150,7 +150,7 @@ fn prompts_from_files() {
     let tokens = built_in().encode(&text, Special::Token);
     assert!(tokens.contains(&163_587));
     assert_eq!(prompted(&text, &["--special", "token"]), tokens);
-    let out = model.path.join("out");
+    let out = model.path.with_file_name("out");
     let streamed = model.run(&["--prompt", "a", "--gen", "3", "--out", arg(&out)], 0).stdout;
     let report = fs::read_to_string(out.join("report.txt")).unwrap();
     assert!(report.contains(&format!("generated text: {streamed:?}")), "{report}");

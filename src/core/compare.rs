@@ -303,6 +303,8 @@ pub fn ratio_text(ratio: f64) -> String {
 
 #[cfg(test)]
 mod tests {
+    use super::*;
+
     /// Just under 1, at 1, just above, and what has nothing to do with 1.
     #[test]
     fn a_ratio_is_printed_on_its_side_of_the_tolerance() {
@@ -322,8 +324,6 @@ mod tests {
             assert_eq!(ratio_text(ratio), text);
         }
     }
-
-    use super::*;
 
     fn absolute(got: &[f64], expected: &[f64], tolerance: f64) -> Comparison {
         compare(got, expected, &[got.len()], &Tolerance::Absolute(tolerance))

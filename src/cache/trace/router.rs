@@ -70,41 +70,25 @@ pub(super) fn check(trace: &Trace) -> Result<(), TraceError> {
     let expert = |&index: &u32| u32::from(shape.key(index).expert);
     let expert_count = trace.requests.iter().map(expert).max().unwrap_or(0) + 1;
     let passes: Vec<&[Demand]> = demands.chunk_by(|a, b| a.layer <= b.layer).collect();
-    let lengths: Vec<Vec<u32>> = passes.iter().map(|pass| run_lengths(pass)).collect();
-    // A trace may be cut off inside its last run.
-    let count = lengths.iter().map(Vec::len).sum::<usize>() - 1;
-    let whole: Vec<u32> = lengths.iter().flatten().copied().take(count).collect();
-    let unions: Vec<bool> = passes.iter().map(|pass| is_union(trace, pass)).collect();
-    let is_union =
-        lengths.iter().zip(&unions).flat_map(|(pass, &union)| pass.iter().map(move |_| union));
-    let odd = whole.iter().zip(is_union).enumerate();
-    let odd = odd.filter(|(_, (length, union))| !union && *length % top_k != 0);
-    let odd = odd.map(|(run, _)| run).next().or_else(|| {
-        // Nothing tells what one position asks for.
-        unions.iter().all(|union| *union).then_some(0)
-    });
-    if let Some(run) = odd {
-        let length = whole.get(run).copied().unwrap_or(0);
-        let common = whole.iter().copied().fold(0, gcd);
-        let usual = usual(&whole);
-        return Err(if common > 1 || usual < top_k {
-            other_model(
-                format!("a layer is asked for {length} experts, no multiple of top-k {top_k}"),
+    whole_positions(
+        trace,
+        &passes,
+        &format!("--model-layers {layer_count} --experts {expert_count}"),
+    )?;
+    for (index, demand) in demands.iter().enumerate() {
+        let mut experts = trace.experts(demand).to_vec();
+        experts.sort_unstable();
+        if let Some(twice) = experts.windows(2).find(|pair| pair[0] == pair[1]) {
+            let (layer, expert) = (demand.layer, expert(&twice[0]));
+            return Err(other_model(
                 format!(
-                    "--model-layers {layer_count} --experts {expert_count} (or more) \
-                     --top-k {}",
-                    if common > 1 { common } else { usual }
+                    "demand {index}: expert {expert} of layer {layer} twice among {top_k}; a \
+                     router chooses {top_k} different ones"
                 ),
-            )
-        } else {
-            TraceError::whole(format!(
-                "run {run}: a layer is asked for {length} experts, no multiple of top-k {top_k}: \
-                 this looks like the union of a prefill's experts, and no passes of single \
-                 positions follow it; record the {top_k} experts of each position"
-            ))
-        });
+                "--top-k N (or the file holds something else than layer and expert)".to_string(),
+            ));
+        }
     }
-    distinct(trace)?;
     in_order(trace, &layers)?;
     if *shape == ModelShape::K3 && layers.first() == Some(&0) {
         return Err(other_model(
@@ -134,22 +118,39 @@ pub(super) fn check(trace: &Trace) -> Result<(), TraceError> {
     Ok(())
 }
 
-/// No demand asks twice for an expert.
-fn distinct(trace: &Trace) -> Result<(), TraceError> {
+/// Every pass asks every layer for whole positions, or is a union beside passes that do; `sizes`
+/// are the options that the trace would need otherwise.
+fn whole_positions(trace: &Trace, passes: &[&[Demand]], sizes: &str) -> Result<(), TraceError> {
     let top_k = trace.shape.top_k;
-    for (index, demand) in trace.demands.iter().enumerate() {
-        let mut experts = trace.experts(demand).to_vec();
-        experts.sort_unstable();
-        if let Some(twice) = experts.windows(2).find(|pair| pair[0] == pair[1]) {
-            let (layer, expert) = (demand.layer, trace.shape.key(twice[0]).expert);
-            return Err(other_model(
-                format!(
-                    "demand {index}: expert {expert} of layer {layer} twice among {top_k}; a \
-                     router chooses {top_k} different ones"
-                ),
-                "--top-k N (or the file holds something else than layer and expert)".to_string(),
-            ));
-        }
+    let lengths: Vec<Vec<u32>> = passes.iter().map(|pass| run_lengths(pass)).collect();
+    // A trace may be cut off inside its last run.
+    let count = lengths.iter().map(Vec::len).sum::<usize>().saturating_sub(1);
+    let whole: Vec<u32> = lengths.iter().flatten().copied().take(count).collect();
+    let unions: Vec<bool> = passes.iter().map(|pass| is_union(trace, pass)).collect();
+    let is_union =
+        lengths.iter().zip(&unions).flat_map(|(pass, &union)| pass.iter().map(move |_| union));
+    let odd = whole.iter().zip(is_union).enumerate();
+    let odd = odd.filter(|(_, (length, union))| !union && *length % top_k != 0);
+    let odd = odd.map(|(run, _)| run).next().or_else(|| {
+        // Nothing tells what one position asks for.
+        unions.iter().all(|union| *union).then_some(0)
+    });
+    if let Some(run) = odd {
+        let length = whole.get(run).copied().unwrap_or(0);
+        let common = whole.iter().copied().fold(0, gcd);
+        let usual = usual(&whole);
+        return Err(if common > 1 || usual < top_k {
+            other_model(
+                format!("a layer is asked for {length} experts, no multiple of top-k {top_k}"),
+                format!("{sizes} (or more) --top-k {}", if common > 1 { common } else { usual }),
+            )
+        } else {
+            TraceError::whole(format!(
+                "run {run}: a layer is asked for {length} experts, no multiple of top-k {top_k}: \
+                 this looks like the union of a prefill's experts, and no passes of single \
+                 positions follow it; record the {top_k} experts of each position"
+            ))
+        });
     }
     Ok(())
 }

@@ -105,11 +105,14 @@ fn temporary<T>(
     loop {
         let mut leftovers = LEFTOVERS.lock().unwrap_or_else(PoisonError::into_inner);
         let made = make()?;
-        let (path, handle) = of(&made)?;
+        // Until it has its lock it looks abandoned, and may be removed at any moment.
+        let (path, handle) = match of(&made) {
+            Err(error) if error.kind() == io::ErrorKind::NotFound => continue,
+            other => other?,
+        };
         leftovers.push(std::path::absolute(path)?);
         // Where there are no locks, nobody takes one to remove it either.
         let _ = handle.lock();
-        // Between its making and its lock it looked abandoned, and may have been removed.
         let own = handle.metadata()?;
         if fs::metadata(path).is_ok_and(|found| id(&found) == id(&own)) {
             return Ok((made, handle));

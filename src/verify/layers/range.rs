@@ -12,7 +12,7 @@ use thiserror::Error;
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct LayerRange {
     text: String,
-    /// First and last of each piece, both included; `None` for all layers.
+    /// First and last of each piece, both included, rising; `None` for all layers.
     pieces: Option<Vec<(usize, usize)>>,
 }
 
