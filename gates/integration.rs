@@ -8,6 +8,7 @@ mod checkpoint;
 mod cli;
 mod compare;
 mod engine;
+mod flips;
 mod hostile;
 mod kernels_contract;
 mod layers;
