@@ -68,6 +68,7 @@ const fn kind(name: &'static str, file: &'static str, command: &'static str) -> 
 
 const GENERATE: &str = "generate m --ids 1,2,3 --gen 2 --dump-logits logits.bin";
 const JUDGE_SET: &str = "gates --evidence set --only */teacher-forcing@engine --format json";
+const JUDGE_STAGES: &str = "gates --evidence set --only */stages@engine --format json";
 
 /// Every kind.
 fn kinds() -> Vec<Kind> {
@@ -90,11 +91,8 @@ fn kinds() -> Vec<Kind> {
         numbers(kind("index", "m/model.safetensors.index.json", GENERATE)),
         kind("config", "set/model/config.json", JUDGE_SET),
         within(kind("expected.json", "set/expected.json", JUDGE_SET)),
-        within(kind(
-            "expected.safetensors",
-            "set/expected.safetensors",
-            "gates --evidence set --only set/*s*@engine --format json",
-        )),
+        within(kind("expected.safetensors", "set/expected.safetensors", JUDGE_SET)),
+        within(kind("stages of a set", "set/expected.safetensors", JUDGE_STAGES)),
         kind("fixtures", "shipped", "gates --fixtures shipped --only fixtures"),
         numbers(kind(
             "pack",

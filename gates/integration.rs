@@ -18,6 +18,7 @@ mod logits;
 mod process;
 mod reference;
 mod reports;
+mod right_engines;
 mod simcache;
 mod stream;
 mod support;
