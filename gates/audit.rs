@@ -6,7 +6,7 @@ use std::process::Command;
 
 use k3_checkpoint::Checkpoint;
 
-use super::support::{arg, expect, overwrite, scratch};
+use super::support::{arg, binary, expect, overwrite, scratch};
 
 /// A small checkpoint in six shards, made by `synth`.
 struct Model {
@@ -40,6 +40,11 @@ impl Model {
             assert!(stdout.contains(part), "{part:?} is not in\n{stdout}");
         }
     }
+}
+
+fn sha256(path: &Path) -> String {
+    use sha2::Digest as _;
+    k3_core::hex(sha2::Sha256::digest(std::fs::read(path).unwrap()))
 }
 
 const LAYER: &str = "language_model.model.layers.";
@@ -153,26 +158,184 @@ fn damaged_values_are_located() {
 
 #[test]
 fn whole_files_are_held_against_a_list_of_digests() {
-    use sha2::{Digest as _, Sha256};
     let model = Model::new();
-    let digest = |path: &Path| {
-        let digest = Sha256::digest(std::fs::read(path).unwrap());
-        digest.iter().map(|byte| format!("{byte:02x}")).collect::<String>()
-    };
     let list = model.path.join("list.txt");
     let line = |digest: &str| format!("{digest}  model-00001-of-000005.safetensors\n");
-    let right = digest(&model.shard(1));
+    let right = sha256(&model.shard(1));
     let arguments = ["check", arg(&model.path), "--headers-only", "--sha256", arg(&list)];
     for (content, code) in [
         (line(&right), 0),
         (line(&"0".repeat(64)), 1),
         (format!("{right}  gone.safetensors\n"), 4),
-        (format!("{right}  ../model/config.json\n"), 3),
+        // Item 12: lists are made in other places and with other tools.
+        (format!("\u{feff}{right}  ./model-00001-of-000005.safetensors\r\n"), 0),
+        (format!("{} */far/away/model-00001-of-000005.safetensors\n", right.to_uppercase()), 0),
+        (format!("SHA256 (model-00001-of-000005.safetensors) = {right}\n"), 0),
+        (format!("SHA2-256(/far/model-00001-of-000005.safetensors)= {right}\n"), 0),
+        (format!("SHA256 (./model-00001-of-000005.safetensors) = {}\n", "0".repeat(64)), 1),
+        (format!("SHA256 (gone.safetensors) = {right}\n"), 4),
+        (line(&right) + &line(&"0".repeat(64)), 3),
+        (format!("MD5 (model-00001-of-000005.safetensors) = {right}\n"), 3),
+        (format!("{right}  folder/\n"), 3),
         ("no digest\n".to_owned(), 3),
         (String::new(), 3),
     ] {
         std::fs::write(&list, &content).unwrap();
         expect(&arguments, code);
+    }
+}
+
+/// Item 7: whatever multiplies and is all zero, of every dtype and class; what is added may be
+/// zero.
+#[test]
+fn item_7_tensors_of_zeros_are_damage_where_they_multiply() {
+    let model = Model::new();
+    let checkpoint = Checkpoint::open(&model.path).unwrap();
+    let zero = |name: &str, byte: u8| {
+        let bytes = checkpoint.tensor(name).unwrap().byte_len;
+        model.poke(name, 0, &vec![byte; bytes as usize]);
+    };
+    let layer = |rest: &str| format!("{LAYER}{rest}");
+    let added = [
+        layer("0.self_attn.dt_bias"),
+        layer("2.block_sparse_moe.gate.e_score_correction_bias"),
+        layer("1.self_attn.A_log"),
+    ];
+    added.iter().for_each(|name| zero(name, 0));
+    let stdout = expect(&["check", arg(&model.path)], 0).stdout;
+    assert!(stdout.contains("3 tensors that are added, not multiplied by, are all zero"));
+    let damaged = [
+        "language_model.lm_head.weight".to_owned(),
+        "language_model.model.norm.weight".to_owned(),
+        "language_model.model.output_attn_res_proj.weight".to_owned(),
+        layer("0.mlp.up_proj.weight"),
+        layer("0.self_attn.q_proj.weight"),
+        layer("0.self_attn.k_conv1d.weight"),
+        layer("1.self_attn.o_norm.weight"),
+        layer("1.mlp_res_norm.weight"),
+        layer("1.block_sparse_moe.gate.weight"),
+        layer("2.block_sparse_moe.shared_experts.down_proj.weight"),
+        layer("2.block_sparse_moe.experts.3.w2.weight_scale"),
+        layer("2.block_sparse_moe.routed_expert_up_proj.weight"),
+        layer("3.self_attn.kv_b_proj.weight"),
+        layer("3.self_attn.q_a_layernorm.weight"),
+        layer("3.block_sparse_moe.experts.0.w3.weight_packed"),
+    ];
+    damaged.iter().for_each(|name| zero(name, 0));
+    model.damaged(&damaged.each_ref().map(|name| name.as_str()));
+    model.damaged(&[&format!(", {} wrong", damaged.len())]);
+}
+
+/// Item 7: a page of zeros at any offset, also where two tensors meet, with its range.
+#[test]
+fn item_7_a_hole_of_zeros_is_damage_and_its_range_is_told() {
+    for (name, at) in [
+        ("language_model.model.embed_tokens.weight", 4096),
+        ("language_model.lm_head.weight", 1234),
+        (&*format!("{LAYER}0.self_attn.o_proj.weight"), 0),
+        (&*format!("{LAYER}3.block_sparse_moe.routed_expert_down_proj.weight"), 6),
+    ] {
+        let model = Model::new();
+        model.poke(name, at, &[0; 4096]);
+        let range = format!("{name}: a hole of 4096 zero bytes");
+        model.damaged(&[&range, &format!("bytes {at}..{} of the tensor", at + 4096)]);
+    }
+    let model = Model::new();
+    let checkpoint = Checkpoint::open(&model.path).unwrap();
+    let tensors: Vec<_> = checkpoint.tensors().collect();
+    let both = |pair: &&[k3_checkpoint::TensorInfo<'_>]| {
+        pair[0].shard == pair[1].shard && pair.iter().all(|info| info.byte_len > 4096)
+    };
+    let [first, second] = tensors.windows(2).find(both).unwrap() else { unreachable!() };
+    let at = first.byte_len - 2048;
+    model.poke(first.name, at, &[0; 2048]);
+    model.poke(second.name, 0, &[0; 2048]);
+    let start = first.offset + at;
+    let range = format!("bytes {start}..{} of the file, from its byte {at}", start + 4096);
+    model.damaged(&[first.name, &range, &format!("to byte 2048 of {}", second.name)]);
+}
+
+/// Item 7: a snapshot of the Hugging Face cache names its blobs by their SHA-256.
+#[test]
+fn item_7_a_blob_has_the_digest_in_its_name() {
+    let model = Model::new();
+    std::fs::create_dir(model.path.join("../blobs")).unwrap();
+    for number in [1, 2] {
+        let blob = format!("../blobs/{}", sha256(&model.shard(number)));
+        std::fs::rename(model.shard(number), model.path.join(&blob)).unwrap();
+        std::os::unix::fs::symlink(blob, model.shard(number)).unwrap();
+    }
+    let stdout = expect(&["check", arg(&model.path)], 0).stdout;
+    assert!(stdout.contains("2 files hashed"), "{stdout}");
+    model.poke(&format!("{LAYER}1.self_attn.k_proj.weight"), 320, &[1; 64]);
+    model.damaged(&["model-00002-of-000005.safetensors: expected SHA-256 ", "1 wrong"]);
+}
+
+/// Item 21: a bad value is told with the file it is in, by engine and reference, resident and
+/// streamed.
+#[test]
+fn item_21_bad_values_are_told_with_their_file() {
+    let scales = (".layers.2.", ".w2.weight_scale", 3, &[255][..], 3);
+    let padding = (".layers.1.", ".A_log", 60, &1.0_f32.to_le_bytes()[..], 2);
+    for (layer, end, at, bytes, shard) in [scales, padding] {
+        let model = Model::new();
+        let checkpoint = Checkpoint::open(&model.path).unwrap();
+        let is_meant = |name: &&str| name.contains(layer) && name.ends_with(end);
+        let names = checkpoint.tensors().map(|info| info.name).filter(is_meant);
+        names.for_each(|name| model.poke(name, at, bytes));
+        let file = format!("model-{shard:05}-of-000005.safetensors: ");
+        let (folder, out) = (arg(&model.path), model.path.join("../dump.safetensors"));
+        let ids = "1,2,3,4,5,6,7,8";
+        for command in [
+            &["generate", "--model", folder, "--ids", ids, "--gen", "1"][..],
+            &["dump", folder, "--ids", ids, arg(&out)],
+            &["dump", folder, "--ids", ids, arg(&out), "--by", "reference", "--no-noise-floor"],
+        ] {
+            let error = expect(command, 3).stderr;
+            assert!(error.contains(&file), "{command:?}: {error}");
+        }
+    }
+}
+
+/// Item 21: a dump has as many tensors by the command that wrote it as by the one that reads it.
+#[test]
+fn item_21_one_way_of_counting_tensors() {
+    let model = Model::new();
+    let out = model.path.join("../dump.safetensors");
+    let count = |text: &str| -> u64 {
+        let (before, _) = text.split_once(" tensors,").unwrap();
+        before.rsplit([' ', '\n']).next().unwrap().parse().unwrap()
+    };
+    let written = expect(&["dump", arg(&model.path), "--ids", "1,2,3", arg(&out)], 0).stdout;
+    let compared = expect(&["compare", arg(&out), arg(&out), "--precision", "f32"], 0).stdout;
+    assert_eq!(count(&written), count(&compared), "{written}\n{compared}");
+}
+
+/// Item 21: what cannot be read is neither damaged nor sound.
+#[test]
+fn item_21_a_file_that_cannot_be_read_was_not_checked() {
+    for is_index in [false, true] {
+        let model = Model::new();
+        let path = match is_index {
+            true => model.path.join("model.safetensors.index.json"),
+            false => model.shard(2),
+        };
+        for make in [
+            &(|| std::fs::create_dir(&path).unwrap()) as &dyn Fn(),
+            &|| std::os::unix::fs::symlink("nowhere", &path).unwrap(),
+            &|| assert!(Command::new("mkfifo").arg(&path).status().unwrap().success()),
+        ] {
+            let _ = std::fs::remove_file(&path).or_else(|_| std::fs::remove_dir(&path));
+            make();
+            // Unlike other refusals this one comes with the report: the rest was checked.
+            let output = binary().args(["check", arg(&model.path)]).output().unwrap();
+            assert_eq!(output.status.code(), Some(3));
+            let [said, error] =
+                [output.stdout, output.stderr].map(|b| String::from_utf8(b).unwrap());
+            assert!(!said.contains("DAMAGED"), "{said}");
+            assert!(error.starts_with("error: ") && error.contains(arg(&path)), "{error}");
+            assert!(said.contains("NOT CHECKED"), "{said}");
+        }
     }
 }
 

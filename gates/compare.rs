@@ -3,6 +3,9 @@
 use std::fs;
 use std::path::{Path, PathBuf};
 
+use safetensors::Dtype;
+use safetensors::tensor::TensorView;
+
 use super::support::{arg, expect, fixture};
 
 const IDS: &str = "10,20,30,40";
@@ -167,6 +170,114 @@ fn dump_refuses_wrong_ids_places_and_patterns() {
     assert_eq!(fs::read_dir(folder.path()).unwrap().count(), 0);
 }
 
+/// Damage to a set is the set's: it is named, and no engine is judged.
+#[test]
+fn a_damaged_evidence_set_accuses_no_engine() {
+    use std::os::unix::fs::FileExt as _;
+    type Damage<'a> = (&'a str, &'a str, &'a dyn Fn(&Path));
+    let folder = tempfile::tempdir().unwrap();
+    let sets = folder.path().join("sets");
+    expect(&["export", "--sets", arg(&sets)], 0);
+    let set = sets.join("mild");
+    let shard = "model/model-00002-of-000003.safetensors";
+    let states = "does not have the sha256 that expected.json states";
+    let damages: [Damage<'_>; 9] = [
+        (shard, "00002", &|path| fs::remove_file(path).unwrap()),
+        (shard, "00002", &|path| {
+            fs::File::options().write(true).open(path).unwrap().set_len(9000).unwrap();
+        }),
+        (shard, states, &|path| {
+            let file = fs::File::options().read(true).write(true).open(path).unwrap();
+            let (at, mut byte) = (file.metadata().unwrap().len() - 1, [0]);
+            file.read_exact_at(&mut byte, at).unwrap();
+            file.write_all_at(&[byte[0] ^ 1], at).unwrap();
+        }),
+        (shard, "not a regular file", &fifo),
+        ("model/config.json", "not a regular file", &fifo),
+        ("expected.json", "not a regular file", &fifo),
+        ("expected.safetensors", "not a regular file", &fifo),
+        ("expected.safetensors", "bytes, got 1099511627776", &|path| {
+            fs::File::options().write(true).open(path).unwrap().set_len(1 << 40).unwrap();
+        }),
+        ("expected.safetensors", states, &|path| {
+            let mut bytes = fs::read(path).unwrap();
+            *bytes.last_mut().unwrap() ^= 1;
+            fs::write(path, bytes).unwrap();
+        }),
+    ];
+    let gates = ["gates", "--evidence", arg(&set), "--only", "bind"];
+    for (file, says, damage) in damages {
+        let (path, kept) = (set.join(file), folder.path().join("kept"));
+        fs::copy(&path, &kept).unwrap();
+        damage(&path);
+        let error = expect(&gates, 3).stderr;
+        assert!(error.contains(says), "{file}: {error}");
+        let _ = fs::remove_file(&path);
+        fs::copy(&kept, &path).unwrap();
+    }
+    let report = expect(&gates, 0).stdout;
+    assert!(!report.contains("whose sha256"), "{report}");
+}
+
+/// What a cut model has no layer for is not asked of it.
+#[test]
+fn a_model_of_one_dense_layer_conforms_to_its_own_evidence() {
+    let folder = tempfile::tempdir().unwrap();
+    let (model, set) = (folder.path().join("model"), folder.path().join("set"));
+    expect(&["synth", arg(&model), "--shape", "tiny", "--layers", "1"], 0);
+    expect(&["evidence", arg(&model), "--ids", "1,2,3", "--gen", "2", arg(&set)], 0);
+    let report = expect(&["gates", "--evidence", arg(&set), "--only", "refuse-*"], 0).stdout;
+    assert!(report.contains("the model has no MoE layer"), "{report}");
+}
+
+/// What nobody asked for is left; a name that is there twice, and a dtype that is not what the
+/// name says, are damage of the set.
+#[test]
+fn the_tensors_of_a_set_are_what_their_names_say() {
+    let folder = tempfile::tempdir().unwrap();
+    let sets = folder.path().join("sets");
+    expect(&["export", "--sets", arg(&sets)], 0);
+    let set = sets.join("mild");
+    let (answers, json) = (set.join("expected.safetensors"), set.join("expected.json"));
+    // Without digests: here the content decides.
+    let text = fs::read_to_string(&json).unwrap();
+    let text = text.split_once(" \"sha256\"").unwrap().0.trim_end().trim_end_matches(',');
+    fs::write(&json, format!("{text}}}")).unwrap();
+    let bytes = fs::read(&answers).unwrap();
+    let length = u64::from_le_bytes(*bytes.first_chunk().unwrap()) as usize;
+    let header = std::str::from_utf8(&bytes[8..8 + length]).unwrap().trim_end();
+    let end = bytes.len() - 8 - length;
+    let extra = format!(
+        r#","attention_mask":{{"dtype":"BOOL","shape":[8],"data_offsets":[{end},{}]}}}}"#,
+        end + 8
+    );
+    let with_mask = header.strip_suffix('}').unwrap().to_owned() + &extra;
+    let halves = |text: &str| {
+        // As many bytes in twice as many values.
+        text.replacen(r#""dtype":"F64","shape":["#, r#""dtype":"F32","shape":[2,"#, 1)
+    };
+    let twice = header.strip_suffix('}').unwrap().to_owned();
+    let first = header[1..].split_once("},").unwrap().0;
+    for (header, tail, code, says) in [
+        (with_mask, &[1_u8; 8][..], 0, "attention_mask"),
+        (halves(header), &[], 3, "logits.f64"),
+        (format!("{twice},{first}}}}}"), &[], 3, "is there twice"),
+    ] {
+        let padded = format!("{header:<width$}", width = header.len().next_multiple_of(8));
+        let length = (padded.len() as u64).to_le_bytes();
+        let payload = &bytes[bytes.len() - end..];
+        fs::write(&answers, [&length, padded.as_bytes(), payload, tail].concat()).unwrap();
+        let ran = expect(&["gates", "--evidence", arg(&set), "--only", "bind"], code);
+        let (said, all) = (format!("{}{}", ran.stdout, ran.stderr), &ran);
+        assert!(said.contains(says), "{says}: {all:?}");
+    }
+}
+
+fn fifo(path: &Path) {
+    fs::remove_file(path).unwrap();
+    assert!(std::process::Command::new("mkfifo").arg(path).status().unwrap().success());
+}
+
 /// A set made for any checkpoint serves the ladder, and what is written out serves as fixtures.
 #[test]
 fn evidence_and_export_serve_the_ladder() {
@@ -191,5 +302,43 @@ fn evidence_and_export_serve_the_ladder() {
         let fresh = folder.path().join("fresh");
         let ids = ["--ids", "5", "--gen", count];
         expect(&[&["evidence", arg(&model), arg(&fresh)], &ids[..]].concat(), 2);
+    }
+}
+
+/// Two dumps say what they were made from in any of the spellings that `logits` knows, as a tensor
+/// of any number type or as text of the header; other ids are refused, and ids are no values.
+#[test]
+fn dumps_of_other_ids_are_refused_in_every_spelling() {
+    let folder = tempfile::tempdir().unwrap();
+    let values = bytes_of(&[1.0, 2.0]);
+    fn view(dtype: Dtype, bytes: &[u8]) -> TensorView<'_> {
+        TensorView::new(dtype, vec![2], bytes).unwrap()
+    }
+    let tensor = |name: &str, dtype: Dtype, ids: &[u8]| {
+        let tensors = [("embed", view(Dtype::F32, &values)), (name, view(dtype, ids))];
+        written(folder.path(), "tensor", &safetensors::serialize(tensors, None).unwrap())
+    };
+    let text = |name: &str, ids: &str| {
+        let header = [(name.to_owned(), ids.to_owned())].into_iter().collect();
+        let tensors = [("embed", view(Dtype::F32, &values))];
+        written(folder.path(), "text", &safetensors::serialize(tensors, Some(header)).unwrap())
+    };
+    let int64 = |ids: [i64; 2]| ids.map(i64::to_le_bytes).concat();
+    let right = tensor("prompt_ids", Dtype::I64, &int64([7, 8]));
+    let right = fs::copy(right, folder.path().join("right")).map(|_| folder.path().join("right"));
+    let right = right.unwrap();
+    for name in ["ids", "prompt_ids", "input_ids", "prompt_token_ids", "tokens", "input_tokens"] {
+        for (id, code) in [(8_u8, 0), (9, 1)] {
+            let real = bytes_of(&[7.0, f32::from(id)]);
+            for dump in [
+                tensor(name, Dtype::I64, &int64([7, id.into()])),
+                text(name, &format!("7,{id}")),
+                text(name, &format!("[7, {id}]")),
+                tensor(name, Dtype::F32, &real),
+            ] {
+                let said = expect(&["compare", arg(&dump), arg(&right)], code).stderr;
+                assert!(code == 0 || said.contains("different ids: 7,9"), "{name}: {said}");
+            }
+        }
     }
 }

@@ -40,7 +40,7 @@ fn main() -> ExitCode {
         ("a_mistake_of_the_carried_state_is_found", state_mistake),
         ("a_dump_locates_the_mistake", dump_locates),
         ("bf16_conforms_and_with_a_mistake_does_not", bf16),
-        ("what_misbehaves_fails_in_one_line", misbehaviour),
+        ("what_gives_no_answer_is_not_run_and_what_gives_a_wrong_one_fails", misbehaviour),
         ("every_rounding_point_is_documented", documented),
     ];
     let trial = |(name, run): (&str, fn())| {
@@ -84,6 +84,7 @@ fn compute(
 ) -> (Vec<Vec<f64>>, Vec<u32>) {
     let config = k3_checkpoint::config::read(&folder.join("config.json")).unwrap();
     let fault = options.get("fault").copied();
+    let eps = options.get("eps").map_or(MLA_NORM_EPS, |eps| eps.parse().unwrap());
     if options.get("precision") == Some(&"bf16") {
         let formulas = fault.map_or_else(
             || rounded_formulas(Precision::Bf16),
@@ -92,7 +93,7 @@ fn compute(
                 mutants.find(|mutant| mutant.id == id).unwrap().formulas
             },
         );
-        let model = Model::open_with(folder, MLA_NORM_EPS, &formulas).unwrap();
+        let model = Model::open_with(folder, eps, &formulas).unwrap();
         let hook = RoundedStages(Precision::Bf16);
         return decode(&mut model.sequence_with(&hook), ids, count, dump);
     }
@@ -104,7 +105,6 @@ fn compute(
             mutants.find(|mutant| mutant.id == id).unwrap().source
         }
     };
-    let eps = options.get("eps").map_or(MLA_NORM_EPS, |eps| eps.parse().unwrap());
     let model = Opening { dir: folder, config: &config, mla_norm_eps: eps };
     let subject = source.open(model).unwrap();
     let mut sequence = subject.sequence();
@@ -270,6 +270,20 @@ fn bf16() {
     let precision = ["--precision", "bf16"];
     let report = gates(&mild, "precision=bf16", &precision, 0);
     assert!(report.contains("3 passed"), "{report}");
+    // What the mild twin cannot show is said: both ε, and how they are seen.
+    let verdict = report.lines().find(|line| line.starts_with("VERDICT")).unwrap();
+    let (_, blind) = verdict.split_once("CONFORMS IN BF16, BLIND TO: ").expect(verdict);
+    assert!(blind.contains("N3") && blind.contains("K3"), "{verdict}");
+    assert!(report.contains("layers 0..LAST --model DIR --engine-dump"), "{report}");
+    gates(&mild, "precision=bf16 eps=1e-5", &precision, 0);
+    // The faint twin shows them, and passes a right engine.
+    let faint = mild.with_file_name("faint");
+    let report = gates(&faint, "precision=bf16", &precision, 0);
+    assert!(report.contains("VERDICT: CONFORMS IN BF16"), "{report}");
+    for mistake in ["eps=1e-5", "fault=l2norm-eps-1e-5"] {
+        let report = gates(&faint, &format!("precision=bf16 {mistake}"), &precision, 1);
+        assert!(report.contains("FAIL"), "{mistake}: {report}");
+    }
     for fault in ["l2norm-on-v", "mix-values-normed", "kda-gate-skipped"] {
         let options = format!("precision=bf16 fault={fault}");
         let only = ["--precision", "bf16", "--only", "incremental"];
@@ -285,17 +299,17 @@ fn bf16() {
 
 fn misbehaviour() {
     let (_folder, _, mild) = sets();
-    for (form, says) in [
-        ("failing", "exit status: 9: no such kernel"),
-        ("row-missing", "rows of 256"),
-        ("nan", "not finite, first in row 1, id 3"),
-        ("late-by-one", "does not conform"),
-        ("id-missing", "expected 20 ids"),
-        ("garbage", "here you are"),
-        ("cut", "a multiple of 4 bytes"),
-        ("empty", "an empty file"),
+    for (form, says, code) in [
+        ("failing", "exit status: 9: loading | no such kernel", 4),
+        ("row-missing", "rows of 256", 1),
+        ("nan", "not finite, first in row 1, id 3", 1),
+        ("late-by-one", "does not conform", 1),
+        ("id-missing", "expected 20 ids", 1),
+        ("garbage", "here you are", 4),
+        ("cut", "a multiple of 4 bytes", 4),
+        ("empty", "an empty file", 4),
     ] {
-        let report = gates(&mild, &format!("form={form}"), &["--only", "incremental"], 1);
+        let report = gates(&mild, &format!("form={form}"), &["--only", "incremental"], code);
         let found = report.to_lowercase().contains(&says.to_lowercase());
         assert!(found, "{form}: {report}");
     }
@@ -305,15 +319,24 @@ fn misbehaviour() {
         ("true {ids}", 2),
         ("true {model} {ids} {gen} {logits} {more}", 2),
         ("true '{model} {ids} {gen} {logits}", 2),
-        ("/no/such/engine {model} {ids} {gen} {logits}", 3),
+        ("/no/such/engine {model} {ids} {gen} {logits}", 4),
     ] {
         expect(&["gates", "--evidence", set, "--engine-cmd", text], code);
     }
-    let sleeper = "sh -c 'sleep 60' {model} {ids} {gen} {logits}";
     let arguments = ["gates", "--evidence", set, "--only", "greedy", "--engine-timeout", "1"];
-    let slow = [&arguments[..], &["--engine-cmd", sleeper]].concat();
-    let report = expect(&slow, 1).stdout;
-    assert!(report.contains("did not end within 1 s"), "{report}");
+    for (script, says) in [
+        ("sleep 60", "did not end within 1 s"),
+        ("mkfifo $4", "not a regular file"),
+        ("mkdir $4", "not a regular file"),
+        ("ln -s /dev/zero $4", "not a regular file"),
+        ("truncate -s 1T $4", "expected at most"),
+        ("echo Traceback; echo no torch >&2; exit 1", "exit status: 1: no torch"),
+        ("echo no torch >&2", "does not exist: no torch"),
+    ] {
+        let command = format!("sh -c '{script}' {{model}} {{model}} {{ids}} {{gen}} {{logits}}");
+        let report = expect(&[&arguments[..], &["--engine-cmd", &command]].concat(), 4).stdout;
+        assert!(report.contains("NOT RUN") && report.contains(says), "{script}: {report}");
+    }
 }
 
 /// The table in `gates/PRECISION.md` has every point of the code, and no other.

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 
 use proptest::prelude::*;
 
-use super::support::{arg, expect};
+use super::support::{arg, command_on, expect, expect_of, tiny};
 
 fn written(folder: &Path, name: &str, bytes: &[u8]) -> PathBuf {
     let path = folder.join(name);
@@ -175,6 +175,36 @@ fn ids_under_any_known_name_must_agree() {
         let said = expect(&["logits", arg(&other), arg(&right)], 1).stderr;
         assert!(said.contains("different ids"), "{said}");
     }
+}
+
+/// The JSON of a run names its logits: it is read from anywhere, also after both were moved, and
+/// says the ids; a JSON that names a JSON is refused.
+#[test]
+fn the_logits_of_a_run_are_read_through_its_report() {
+    let folder = tempfile::tempdir().unwrap();
+    let run = |name: &str, prompt: &str| {
+        let logits = folder.path().join(format!("{name}.bin"));
+        let mut command = command_on("generate", &tiny());
+        command.args(["--ids", prompt, "--gen", "4", "--ignore-eos", "--format", "json"]);
+        let json = expect_of(command.arg("--dump-logits").arg(&logits), 0).stdout;
+        (written(folder.path(), &format!("{name}.json"), json.as_bytes()), logits)
+    };
+    let (report, raw) = run("run", "5,6,7");
+    let (other, _) = run("other", "5,6,8");
+    let said = expect(&["logits", arg(&report), arg(&raw)], 0).stdout;
+    assert!(said.contains("run JSON, 1024 logits, ids 5,6,7"), "{said}");
+    assert!(said.contains("4 of 4 rows"), "{said}");
+    let said = expect(&["logits", arg(&report), arg(&other)], 1).stderr;
+    assert!(said.contains("5,6,7 against 5,6,8"), "{said}");
+    let moved = folder.path().join("moved");
+    fs::create_dir(&moved).unwrap();
+    fs::rename(&raw, moved.join("run.bin")).unwrap();
+    fs::rename(&report, moved.join("run.json")).unwrap();
+    let report = moved.join("run.json");
+    expect(&["logits", arg(&report), arg(&moved.join("run.bin"))], 0);
+    let itself = written(folder.path(), "self.json", b"{\"logits_file\": \"self.json\"}");
+    let said = expect(&["logits", arg(&itself), arg(&itself)], 3).stderr;
+    assert!(said.contains("got JSON"), "{said}");
 }
 
 #[test]

@@ -105,6 +105,7 @@ fn groups() -> Vec<(Needs, Vec<Test>)> {
             the_committed_report_and_plots_are_those_of_the_real_trace
             reading_ahead_reads_more_than_it_saves_on_real_routing
             the_forecast_is_exact_at_all_twelve_budgets f09_the_published_trace_and_its_cut
+            j05_a_union_prefill_gives_the_rates_of_its_single_positions
             the_published_trace_takes_less_than_half_a_second;
         text: every_vector_both_ways the_published_pattern_names_and_ranks d06_chat_segments;
     };

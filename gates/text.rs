@@ -4,6 +4,7 @@
 //! over a table of the same ranks.
 
 mod command;
+mod end_ids;
 mod generate;
 mod rules;
 mod streaming;

@@ -46,6 +46,8 @@ fn a_right_engine_conforms() {
         "tiny/greedy",
         "mild/teacher-forcing",
         "mild/greedy",
+        "faint/teacher-forcing",
+        "faint/greedy",
     ];
     assert_eq!(passed, expected);
     // What it does not offer is not taken for right: it is said, with the reason.

@@ -1,4 +1,4 @@
-"""Lays the mild twin over the tiny model: its shards with the tensors of a delta overwritten.
+"""Lays a twin over the tiny model: its shards with the tensors of a delta overwritten.
 
     python oracle/compose.py TINY_MODEL DELTA CONFIG OUTPUT
 

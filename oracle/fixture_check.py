@@ -19,7 +19,7 @@ from tensor_files import parse_header, read_safetensors
 CHECK_LIMIT = 1e-12
 MARGIN_LIMIT = 1e-9
 NOT_COMPARED = ("noise",)
-MEASURED = ("margins", "wrong_mla_epsilon_effect")
+MEASURED = ("margins", "wrong_mla_epsilon_effect", "wrong_epsilon_effects")
 
 
 def check(committed, regenerated):

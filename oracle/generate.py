@@ -25,7 +25,7 @@ from carried import Carried
 from compose import compose
 from fixture_check import check
 from integer_generator import check_test_vector
-from k3 import load_model
+from k3 import Model, load_model
 from kernel_fixtures import write_kernels
 from manifest import write_manifest
 from sensitivity import sensitivities, too_small
@@ -38,12 +38,17 @@ STAGE_ROWS = 4
 LIMITS = {
     "tiny": {"router_gap": 5e-4, "top_gap": 0.05, "bias_share": 0.15},
     "mild": {"router_gap": 8e-3, "top_gap": 0.15, "bias_share": 0.15},
+    "faint": {"router_gap": 8e-3, "top_gap": 0.15, "bias_share": 0.15},
 }
 MAX_LOGIT = 40.0
 MIN_DISTINCT_GREEDY_IDS = 12
-WRONG_MLA_EPSILON = 1e-5
+WRONG_EPSILON = 1e-5
 MIN_WRONG_MLA_EPSILON_EFFECT = 0.05
 MAX_CARRIED_DIFFERENCE = 1e-12
+# What a BF16 engine is judged by is 8 floors; a wrong epsilon shows however the engine rounds when
+# it moves a logit by at least two budgets.
+MIN_FAINT_EPSILON_EFFECT_IN_FLOORS = 16.0
+FAINT_EPSILONS = {"MLA low ranks": ("q_a", "kv_a"), "l2norm": ("l2_q", "l2_k")}
 TENSOR_TEXTS = {
     "logits.f64": "[T,V] F64, teacher forcing on full_ids; the one tensor that gates",
     "router_ids.f64": "[MoE layers,T,k] I32, ascending expert id",
@@ -87,17 +92,17 @@ def write_model(folder):
     (folder / INDEX).write_text(json.dumps(index, indent=0, separators=(",", ":")) + "\n")
 
 
-def write_twin(folder):
+def write_twin(folder, rules):
     """The delta: every tensor whose bytes differ between the two rule sets, and the config."""
     folder.mkdir(parents=True, exist_ok=True)
     delta = {}
     for entries in recipe.layout():
         for name, dtype, shape in entries:
-            mild = recipe.tensor(recipe.MILD, name, dtype, shape)
-            if mild.tobytes() != recipe.tensor(recipe.TINY, name, dtype, shape).tobytes():
-                delta[name] = (dtype, mild)
+            other = recipe.tensor(rules, name, dtype, shape)
+            if other.tobytes() != recipe.tensor(recipe.TINY, name, dtype, shape).tobytes():
+                delta[name] = (dtype, other)
     (folder / "delta.safetensors").write_bytes(safetensors_bytes(delta))
-    (folder / "config.json").write_text(json.dumps(recipe.mild_root_config(), indent=1) + "\n")
+    (folder / "config.json").write_text(json.dumps(recipe.root_config(), indent=1) + "\n")
 
 
 def refuse_small_margins(name, found, greedy_ids):
@@ -137,8 +142,21 @@ def refuse_fragile_twin(found):
         raise SystemExit(f"refused: BF16 rounding changes a decision of the twin: {found}")
 
 
+def refuse_hidden_epsilons(model, ids, logits, floor):
+    """1e-5 in the low ranks, or in l2norm, has to show in a BF16 engine; returns the effects."""
+    effects = {}
+    for what, sites in FAINT_EPSILONS.items():
+        wrong = Model(model.config, model.weights)
+        wrong.epsilon.update(dict.fromkeys(sites, WRONG_EPSILON))
+        effects[what] = float(np.abs(wrong.forward(ids) - logits).max())
+        print(f"faint: 1e-5 in {what} moves a logit by up to {effects[what]:.3f}")
+        if effects[what] < MIN_FAINT_EPSILON_EFFECT_IN_FLOORS * floor:
+            raise SystemExit(f"refused: the epsilon of {what} hides behind BF16 rounding")
+    return effects
+
+
 def expected_json(name, model, prompt_ids, sequences, tensors):
-    """What both sets say; `sequences` starts with full_ids."""
+    """What every set says; `sequences` starts with full_ids."""
     full = sequences[0]
     logits = tensors["logits.f64"][1]
     greedy_ids = full[len(prompt_ids):]
@@ -155,6 +173,7 @@ def expected_json(name, model, prompt_ids, sequences, tensors):
         "tensors": dict(TENSOR_TEXTS),
         "margins": found,
         "noise": noise(model, full),
+        # Outer limits: rounding to F32 leaves a tenth of the first or less (see "noise").
         "suggested_tolerance": {
             "float32_engine_max_abs_vs_f64": 2e-3, "float64_engine_max_abs_vs_f64": 1e-9,
         },
@@ -169,7 +188,7 @@ def answer_tiny(folder):
     refuse_lost_state(model, full, logits)
     long_logits, long_tensors = teacher_forcing(model, long_ids, "long.")
     del long_tensors["long.router_weights.f64"]
-    wrong = load_model(folder / "model", WRONG_MLA_EPSILON).forward(full)
+    wrong = load_model(folder / "model", WRONG_EPSILON).forward(full)
     effect = float(np.abs(wrong - logits).max())
     print(f"tiny: 1e-5 in the MLA low-rank norms moves a logit by up to {effect:.3f}")
     if effect < MIN_WRONG_MLA_EPSILON_EFFECT:
@@ -189,18 +208,22 @@ def answer_tiny(folder):
     return full
 
 
-def answer_mild(folder, tiny_model):
-    """The twin's answers, from the composed files."""
+def answer_twin(name, folder, tiny_model):
+    """A twin's answers, from the composed files."""
     with tempfile.TemporaryDirectory() as place:
         composed = Path(place)
         compose(tiny_model, folder / "delta.safetensors", folder / "config.json", composed)
         model = load_model(composed)
         digests = {f"model/{path.name}": sha256(path) for path in sorted(composed.iterdir())}
-    prompt_ids = recipe.mild_prompt()
+    prompt_ids = recipe.twin_prompt(name)
     full = prompt_ids + greedy(model, prompt_ids, recipe.GREEDY_IDS)
-    _, tensors = teacher_forcing(model, full)
-    expected = expected_json("mild", model, prompt_ids, [full], tensors)
+    logits, tensors = teacher_forcing(model, full)
+    expected = expected_json(name, model, prompt_ids, [full], tensors)
     refuse_fragile_twin(expected["noise"])
+    if name == "faint":
+        floor = expected["noise"]["bf16"]["max_abs_vs_f64"]
+        effects = refuse_hidden_epsilons(model, full, logits, floor)
+        expected["wrong_epsilon_effects"] = effects
     expected["sha256"] = digests
     write_answers(folder, expected, tensors)
 
@@ -213,11 +236,12 @@ def write_answers(folder, expected, tensors):
 
 
 def generate(folder, judge_variants):
-    """Writes both sets, the kernel fixtures and the manifest below `folder`."""
+    """Writes the sets, the kernel fixtures and the manifest below `folder`."""
     write_model(folder / "tiny" / "model")
     full_ids = answer_tiny(folder / "tiny")
-    write_twin(folder / "mild")
-    answer_mild(folder / "mild", folder / "tiny" / "model")
+    for name, (rules, _) in recipe.TWINS.items():
+        write_twin(folder / name, rules)
+        answer_twin(name, folder / name, folder / "tiny" / "model")
     write_manifest(folder, write_kernels(folder))
     if judge_variants:
         refuse_blind_answers(folder / "tiny", full_ids)

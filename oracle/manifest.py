@@ -45,6 +45,15 @@ WHAT = {
     "mild/expected.safetensors": (
         "the twin's float64 logits and router choices",
         "mistakes that hide behind a BF16 engine's rounding on the tiny model", ANSWER_BUDGET),
+    "faint/delta.safetensors": (
+        "the tensors in which the faint twin differs from the tiny model", "", ""),
+    "faint/config.json": ("the faint twin's configuration", "", ""),
+    "faint/expected.json": (
+        "the faint twin's ids, argmax, margins, noise, hashes of the composed files",
+        "a BF16 engine that decides differently: BF16 rounding alone does not", ANSWER_BUDGET),
+    "faint/expected.safetensors": (
+        "the faint twin's float64 logits and router choices",
+        "1e-5 for 1e-6 in MLA's low-rank norms or in l2norm, in a BF16 engine", ANSWER_BUDGET),
 }
 
 
@@ -84,9 +93,10 @@ def write_manifest(folder, kernel_texts):
                 if path.relative_to(folder).as_posix() not in foreign]
     entries.sort(key=lambda entry: entry["path"])
     lines = ",\n".join("  " + json.dumps(entry) for entry in entries)
-    recipe_text = ("mild/ is a checkpoint once composed: the three shards and the index of "
-                   "tiny/model, with the bytes of every tensor in mild/delta.safetensors "
-                   "overwritten in place (same name, dtype, shape), and mild/config.json")
-    target.write_text('{\n "mild_recipe": ' + json.dumps(recipe_text) + ',\n "files": [\n'
+    recipe_text = ("mild/ and faint/ are checkpoints once composed: the three shards and the "
+                   "index of tiny/model, with the bytes of every tensor in the twin's "
+                   "delta.safetensors overwritten in place (same name, dtype, shape), and the "
+                   "twin's config.json")
+    target.write_text('{\n "twin_recipe": ' + json.dumps(recipe_text) + ',\n "files": [\n'
                       + lines + "\n ]\n}\n")
     (Path(folder) / WITNESS).write_text(witness(target))

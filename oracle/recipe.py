@@ -1,11 +1,10 @@
-"""The shape, the names and the weights of the tiny model and of its mild twin.
+"""The shape, the names and the weights of the tiny model and of its twins.
 
 A tensor is drawn from the stream named after it (see `integer_generator.py`) and scaled by the
-rule of its class. The twin uses the same draws under gentler rules, so only the classes whose
-rule differs change; everything harsh therefore lives in small tensors (see TINY and MILD below).
+rule of its class. A twin uses the same draws under other rules, so only the classes whose rule
+differs change; everything harsh therefore lives in small tensors (see TINY and TWINS below).
 """
 
-import copy
 from dataclasses import dataclass, field, replace
 
 import numpy as np
@@ -193,6 +192,9 @@ MILD = replace(
     bias=0.4, lifted_layers=(1, 2, 4, 5, 6, 7, 9, 10, 11, 12), lift=0.45,
     scale_bytes={**TINY.scale_bytes, "w2": (119, 2)},
 )
+# The mild twin with MLA's low ranks of mean square 1e-6 and KDA's queries and keys of squared norm
+# 1e-6 or less: their epsilons, and nothing else, are as large as what they are added to.
+FAINT = replace(MILD, q_a=1e-4, kv_a_latent=1e-4, qk_head_scale=(2**-9,) * 5)
 
 
 def layout():
@@ -391,8 +393,11 @@ def prompt(seed, name, count):
 # Chosen by `search.py`: seeds and draws whose margins pass the limits in `generate.py`.
 TINY_PROMPT_SEED = 104
 PROMPT_IDS, GREEDY_IDS, LONG_IDS = 12, 20, 200
-# Position -> how many draws of that position were passed over.
-MILD_PASSED_OVER = {2: 1, 6: 2, 8: 1, 10: 10, 11: 40}
+# Twin -> its rules and, for each position of its prompt, how many draws were passed over.
+TWINS = {
+    "mild": (MILD, {2: 1, 6: 2, 8: 1, 10: 10, 11: 40}),
+    "faint": (FAINT, {0: 1, 1: 2, 2: 1, 6: 1, 7: 1, 10: 30, 11: 412}),
+}
 LONG_PASSED_OVER = {
     2: 2, 25: 1, 36: 1, 39: 1, 50: 2, 52: 1, 53: 1, 74: 2, 102: 1, 134: 1, 144: 1, 145: 1, 147: 1,
     148: 1, 152: 1, 153: 1, 155: 1, 165: 1, 176: 1, 179: 1,
@@ -413,11 +418,6 @@ def tiny_prompt():
     return prompt(TINY_PROMPT_SEED, "tiny prompt", PROMPT_IDS)
 
 
-def mild_prompt(passed_over=None):
-    skipped = MILD_PASSED_OVER if passed_over is None else passed_over
-    return [drawn_id("mild", p, skipped.get(p, 0)) for p in range(PROMPT_IDS)]
-
-
-def mild_root_config():
-    root = copy.deepcopy(root_config())
-    return root
+def twin_prompt(name, passed_over=None):
+    skipped = TWINS[name][1] if passed_over is None else passed_over
+    return [drawn_id(name, p, skipped.get(p, 0)) for p in range(PROMPT_IDS)]

@@ -1,6 +1,6 @@
 """Looks for ids with safe margins; prints constants for `recipe.py`.
 
-    python oracle/search.py tiny|mild|long [FIRST_SEED [COUNT]]
+    python oracle/search.py tiny|mild|faint|long [FIRST_SEED [COUNT]]
 
 Run by a person after the weights change; nothing else depends on it.
 """
@@ -15,11 +15,11 @@ from carried import Carried
 from k3 import Config, Model, Weights
 
 
-def build(rules, root):
+def build(rules):
     """A model straight from the rules, without files."""
     tensors = {name: (dtype, recipe.tensor(rules, name, dtype, shape))
                for shard in recipe.layout() for name, dtype, shape in shard}
-    config = Config(root)
+    config = Config(recipe.root_config())
     return Model(config, Weights(tensors, config))
 
 
@@ -67,14 +67,14 @@ def row_is_safe(model, logits, router_gap, top_gap):
             & (logits.argmax(axis=1) >= recipe.FIRST_ORDINARY_ID))
 
 
-def search_mild(model, attempts, router_gap, top_gap):
+def search_twin(name, model, attempts, router_gap, top_gap):
     """Repairs the prompt but for its last id, then tries every last id at once, carried."""
     last = recipe.PROMPT_IDS - 1
     for attempt in range(attempts):
-        passed_over = repaired(model, lambda skipped: recipe.mild_prompt(skipped)[:last],
+        passed_over = repaired(model, lambda skipped: recipe.twin_prompt(name, skipped)[:last],
                                {last - 1: attempt}, router_gap, top_gap)
         carried = Carried(model.config, model.weights)
-        for token in recipe.mild_prompt(passed_over)[:last]:
+        for token in recipe.twin_prompt(name, passed_over)[:last]:
             carried.step([token])
         candidates = np.arange(recipe.FIRST_ORDINARY_ID, recipe.VOCABULARY)
         carried.keep_rows(np.zeros(len(candidates), int))
@@ -87,7 +87,7 @@ def search_mild(model, attempts, router_gap, top_gap):
             depth += 1
         print(f"attempt {attempt}: {len(candidates)} left after {depth} rows", flush=True)
         for token in candidates:
-            report_mild(model, passed_over | {last: first_draw("mild", last, token)})
+            report_twin(name, model, passed_over | {last: first_draw(name, last, token)})
 
 
 def first_draw(name, position, token):
@@ -98,26 +98,25 @@ def first_draw(name, position, token):
     return index
 
 
-def report_mild(model, passed_over):
-    prompt = recipe.mild_prompt(passed_over)
+def report_twin(name, model, passed_over):
+    prompt = recipe.twin_prompt(name, passed_over)
     ids = prompt + greedy(model, prompt, recipe.GREEDY_IDS)
     print(f"{margins(model, [ids])} {noise(model, ids)['bf16']}")
-    print(f"{len(set(ids[len(prompt):]))} distinct, MILD_PASSED_OVER = {passed_over}", flush=True)
+    print(f"{len(set(ids[len(prompt):]))} distinct, {name} passes over {passed_over}", flush=True)
 
 
 def main():
     what = sys.argv[1]
     first = int(sys.argv[2]) if len(sys.argv) > 2 else 1
     count = int(sys.argv[3]) if len(sys.argv) > 3 else 50
-    if what == "mild":
-        model = build(recipe.MILD, recipe.mild_root_config())
-        search_mild(model, count, 8e-3, 0.15)
+    if what in recipe.TWINS:
+        search_twin(what, build(recipe.TWINS[what][0]), count, 8e-3, 0.15)
     elif what == "long":
-        model = build(recipe.TINY, recipe.root_config())
+        model = build(recipe.TINY)
         found = repaired(model, recipe.long_ids, {}, 5e-4, 0.05)
         print(f"LONG_PASSED_OVER = {found}")
     else:
-        model = build(recipe.TINY, recipe.root_config())
+        model = build(recipe.TINY)
         search_tiny(model, range(first, first + count), 4e-4, 0.05)
 
 

@@ -4,6 +4,11 @@ mod cli;
 
 use std::process::ExitCode;
 
+use k3_core::host::memory::Allocator;
+
+#[global_allocator]
+static ALLOCATOR: Allocator = Allocator;
+
 fn main() -> ExitCode {
     cli::main().into()
 }

@@ -144,7 +144,7 @@ fn a17_missing_layers_are_named_in_full() {
         assert!(matches!(error, BindError::Missing { count, .. } if count == removed as u64));
         assert_names(&error, &[&format!("{prefix}input_layernorm.weight"), &removed.to_string()]);
     }
-    // A whole binder without its prefix: every layer is named at least once.
+    // A whole binder without its prefix: every layer is named at least once, if not in the line.
     let mut model = Model::small();
     for tensors in model.shards.values_mut() {
         for tensor in tensors {
@@ -152,8 +152,9 @@ fn a17_missing_layers_are_named_in_full() {
         }
     }
     let error = bind(&model).expect_err("refused");
+    let BindError::Missing { names, .. } = &error else { panic!("{error}") };
     for layer in 0..4 {
-        assert_names(&error, &[&format!("{LAYERS}.{layer}.")]);
+        assert!(names.iter().any(|name| name.starts_with(&format!("{LAYERS}.{layer}."))));
     }
     // The wrong names that are there help to see why.
     assert_names(&error, &["not known: model.layers.0."]);

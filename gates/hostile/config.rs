@@ -375,3 +375,119 @@ fn h06_unknown_extra_fields_are_accepted() {
     let config = with(small_config(), "text_config.head_dim", json!(64));
     assert_eq!(read_config(&config).kda_head_dim, 4);
 }
+
+/// Items 8 and 21: what a config says twice must agree; both places are named.
+#[test]
+fn item_8_what_is_said_twice_must_agree() {
+    let nested = small_config()["text_config"]["quantization_config"].clone();
+    let place = "quantization_config";
+    let grouped = |format: &str, size: u32| {
+        let weights = json!({"group_size": size, "num_bits": 4, "type": "float"});
+        json!({"quant_method": "compressed-tensors", "format": format,
+            "config_groups": {"group_0": {"format": format, "weights": weights}}})
+    };
+    for (path, value, parts) in [
+        (
+            place,
+            grouped("nvfp4-pack-quantized", 16),
+            ["format", "\"nvfp4-pack-quantized\" contradicts"],
+        ),
+        (place, grouped("mxfp4-pack-quantized", 16), ["group_size", "16 contradicts"]),
+        (place, json!({"quant_method": "fp8"}), ["quant_method", "\"fp8\" contradicts"]),
+        (place, json!({"quant_algo": "NVFP4"}), ["quant_algo", "which has no such key"]),
+        ("compression_config", json!({"format": "dense"}), ["format", "\"dense\""]),
+        (
+            "text_config.num_experts_per_tok",
+            json!(1),
+            ["1 contradicts", "num_experts_per_token, 2"],
+        ),
+        ("text_config.moe_top_k", json!(8), ["8 contradicts", "num_experts_per_token, 2"]),
+        ("text_config.n_routed_experts", json!(8), ["8 contradicts", "text_config.num_experts, 3"]),
+        ("text_config.norm_topk_prob", json!(false), ["moe_renormalize, true", "contradicts"]),
+        ("text_config.scoring_func", json!("softmax"), ["sigmoid", "contradicts"]),
+        ("rms_norm_eps", json!(1e-6), ["contradicts", "text_config.rms_norm_eps"]),
+        ("text_config.final_logit_softcapping", json!(30.0), ["30.0", "would change the numbers"]),
+        ("text_config.sliding_window", json!(4096), ["4096", "would change the numbers"]),
+        ("text_config.rope_scaling", json!({"type": "yarn"}), ["object", "would change"]),
+        ("text_config.linear_attn_config.qkv_bias", json!(true), ["true", "would change"]),
+        ("text_config.attention_bias", json!(true), ["true", "would change the numbers"]),
+        ("text_config.embedding_multiplier", json!(12), ["12", "would change the numbers"]),
+        ("model_type", json!("llama"), ["\"kimi_k3\"", "\"llama\""]),
+        ("text_config.model_type", json!("deepseek_v3"), ["\"kimi_linear\"", "\"deepseek_v3\""]),
+        ("pad_token_id", json!(40), ["40 is not below vocab_size 40", "pad_token_id"]),
+        ("text_config.eos_token_id", json!([1, 163_586]), ["163586", "text_config.eos_token_id"]),
+    ] {
+        let found = problems(&with(small_config(), path, value));
+        assert!(found[0].at.starts_with(path), "{found:?}");
+        assert_names(&found[0], &parts);
+    }
+    for (path, value) in [
+        (place, nested.clone()),
+        (place, json!({"version": "0.9", "quant_method": "compressed-tensors"})),
+        ("text_config.num_experts_per_tok", json!(2)),
+        ("text_config.n_group", Value::Null),
+        ("rms_norm_eps", json!(0.00001)),
+        ("text_config.attention_bias", json!(false)),
+        ("text_config.rope_scaling", json!({"rope_type": "default"})),
+        ("text_config.logit_scale", json!(1.0)),
+        ("vision_config", json!({"attn_bias": true, "hidden_size": 9})),
+        ("top_k", json!(50)),
+        ("model_type", json!("kimi_k3")),
+        ("text_config.pad_token_id", json!(39)),
+    ] {
+        read_config(&with(small_config(), path, value));
+    }
+    // The switch of a window that is off.
+    let off = with(small_config(), "text_config.use_sliding_window", json!(false));
+    read_config(&with(off, "text_config.sliding_window", json!(4096)));
+    // Only in the other place.
+    let moved = with(small_config(), place, nested);
+    let found = problems(&without(moved, "text_config.quantization_config"));
+    let here = "quantization_config: is here, expected as text_config.quantization_config";
+    assert_eq!(found[1].to_string(), here, "{found:?}");
+}
+
+#[test]
+fn item_8_a_quantisation_beside_the_config_must_agree() {
+    let folder = Folder::new();
+    let path = folder.put("config.json", small_config().to_string());
+    let read = |text: &str| {
+        folder.put("hf_quant_config.json", text);
+        k3_checkpoint::config::read(&path)
+    };
+    for (text, parts) in [
+        (r#"{"quantization": {"quant_algo": "NVFP4", "group_size": 16}}"#, "\"NVFP4\""),
+        (r#"{"quantization": {"quant_algo": "FP8"}}"#, "\"FP8\""),
+        (r#"{"quantization": {"quant_algo": null}}"#, "null"),
+        (r#"{"quantization": {"group_size": 16}}"#, "group_size: 16"),
+        (r#"{"quantization": {"kv_cache_quant_algo": "FP8"}}"#, "kv_cache_quant_algo"),
+        ("[]", "expected an object"),
+        ("{", "hf_quant_config.json"),
+    ] {
+        assert_names(&read(text).expect_err(text), &["hf_quant_config.json", parts]);
+    }
+    let contradicts = read(r#"{"quantization": {"quant_algo": "FP8"}}"#).expect_err("refused");
+    assert_names(&contradicts, &["config.json", "text_config.quantization_config.format"]);
+    let agrees = r#"{"producer": {"name": "x"}, "quantization": {"quant_algo": "MXFP4",
+        "group_size": 32, "kv_cache_quant_algo": null, "exclude_modules": ["lm_head"]}}"#;
+    read(agrees).expect("agrees");
+}
+
+#[test]
+fn item_8_fields_that_agree_are_listed() {
+    let folder = Folder::new();
+    let config = with(small_config(), "text_config.sliding_window", Value::Null);
+    let config = with(config, "text_config.moe_top_k", json!(2));
+    let path = folder.put("config.json", config.to_string());
+    let unread = k3_checkpoint::config::unread(&path).expect("read");
+    assert_eq!(
+        unread,
+        [
+            "text_config.moe_top_k 2: not read, another value would be refused",
+            "text_config.sliding_window null: not read, another value would be refused",
+        ]
+    );
+    let released =
+        k3_checkpoint::config::unread(&folder.put("config.json", small_config().to_string()));
+    assert_eq!(released.expect("read"), [""; 0]);
+}

@@ -109,18 +109,45 @@ fn wrong_type() {
         ("[]", "expected an object"),
         (r#"{"weight_map":[]}"#, "weight_map: expected an object, got an array"),
         (r#"{"weight_map":{"a":1}}"#, "\"a\": expected the name of a shard, got a number"),
-        (r#"{"metadata":null}"#, "metadata: expected an object, got null"),
-        (r#"{"metadata":{"total_size":"12"}}"#, "metadata.total_size: expected an integer"),
     ] {
         refused(text, &[what]);
     }
 }
 
+/// J08: `total_size` only informs; in another form it is noted, read where it is a number all the
+/// same, and keeps nobody from the tensors.
 #[test]
-fn bad_total_size() {
-    for size in ["1.5", "-1", "1e12", "18446744073709551616"] {
-        let text = format!(r#"{{"metadata":{{"total_size":{size}}}}}"#);
-        refused(text, &["metadata.total_size: expected an integer, got a number", size]);
+fn item_12_an_odd_total_size_is_noted() {
+    for (size, read) in [
+        ("null", None),
+        ("1.5", None),
+        ("-1", None),
+        ("1e12", Some(1_000_000_000_000)),
+        ("12.0", Some(12)),
+        ("\"12\"", Some(12)),
+        ("\"12 GB\"", None),
+        ("1e17", None),
+        ("true", None),
+        ("[12]", None),
+        ("18446744073709551616", None),
+    ] {
+        let map = r#""weight_map":{"a":"1.safetensors"}"#;
+        let index = parse(format!(r#"{{"metadata":{{"total_size":{size}}},{map}}}"#));
+        let index = index.expect("opens");
+        assert_eq!(index.total_size, read, "{size}");
+        let odd = index.odd_metadata.expect("noted");
+        assert_names(&odd, &["metadata.total_size: expected an integer, got"]);
+    }
+    for (metadata, noted) in [
+        (r#""metadata":null,"#, true),
+        (r#""metadata":[],"#, true),
+        (r#""metadata":"none","#, true),
+        ("", false),
+        (r#""metadata":{},"#, false),
+    ] {
+        let index = parse(format!(r#"{{{metadata}"weight_map":{{"a":"1.safetensors"}}}}"#));
+        let index = index.expect("opens");
+        assert_eq!((index.total_size, index.odd_metadata.is_some()), (None, noted), "{metadata}");
     }
 }
 

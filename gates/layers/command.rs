@@ -2,6 +2,7 @@
 
 use std::path::Path;
 
+use k3_core::seal::seal;
 use k3_gates::evidence::EvidenceSet;
 use k3_gates::outcome::Verdict;
 use k3_gates::report::layers::{LayerRow, LayersProvenance, LayersReport};
@@ -156,6 +157,12 @@ fn parts_make_up_the_undivided_report_or_are_refused() {
     });
     let error = expect(&["merge", &one, &two, &other, &four], 3).stderr;
     assert!(error.contains("the checkpoint's"), "{error}");
+    // Item 6: a number that nobody computed.
+    let report = std::fs::read_to_string(Path::new(&three).join("report.json")).unwrap();
+    let altered = folder.path().join("altered.json");
+    std::fs::write(&altered, report.replacen("\"exit_code\": 0", "\"exit_code\": 1", 1)).unwrap();
+    let error = expect(&["merge", &one, &two, arg(&altered), &four], 3).stderr;
+    assert!(error.contains("altered.json") && error.contains("its digest is"), "{error}");
     expect(&["merge", arg(&model)], 3);
     expect(&["merge"], 2);
 }
@@ -165,7 +172,7 @@ fn forged(part: &str, to: &Path, change: impl Fn(&mut serde_json::Value)) -> Str
     let mut json = read_json(&Path::new(part).join("report.json"));
     change(&mut json);
     std::fs::create_dir_all(to).unwrap();
-    std::fs::write(to.join("report.json"), json.to_string()).unwrap();
+    std::fs::write(to.join("report.json"), seal(&json).unwrap().to_string()).unwrap();
     arg(to).to_owned()
 }
 
@@ -187,6 +194,25 @@ fn a_cut_journal_is_taken_up_where_it_was() {
     let resumed = report(&[&base[..], &["--resume"]].concat(), 0);
     assert_eq!(resumed.provenance.resumed_rows, 6);
     assert_eq!(without_provenance(resumed), without_provenance(whole));
+    // Item 6: lines that were whole once, and the chain.
+    let again = [&base[..], &["--resume"]].concat();
+    for (altered, at) in [
+        (kept.concat().replacen("PASS", "PAST", 1), "line 2"),
+        (kept[..6].concat() + &kept[6].replace("\"ratio\":0.", "\"ratio\":0.0"), "line 7"),
+        (kept[..6].concat() + "\n", "line 7"),
+        (kept[0].replacen("\"seed\":", "\"seed\":1", 1), "not a journal"),
+    ] {
+        std::fs::write(&journal, altered).unwrap();
+        let error = expect(&again, 3).stderr;
+        assert!(error.contains("journal.jsonl") && error.contains(at), "{error}");
+    }
+    std::fs::write(&journal, kept[..7].concat()).unwrap();
+    let chain = out.join("chain.safetensors");
+    let mut bytes = std::fs::read(&chain).unwrap();
+    *bytes.last_mut().unwrap() ^= 1;
+    std::fs::write(&chain, bytes).unwrap();
+    let error = expect(&again, 3).stderr;
+    assert!(error.contains("chain.safetensors: not a chain: altered"), "{error}");
     let other = ["layers", "all", "--model", arg(&model), "--out", arg(&out), "--resume"];
     let error = expect(&other, 2).stderr;
     assert!(error.contains("the journal of another run"), "{error}");
@@ -281,7 +307,7 @@ fn shipped_sets_are_held_to_the_ratchet_and_nothing_else_is() {
     ] {
         assert_eq!(recorded(other), None, "{other:?}");
     }
-    let mild = tiny.fixtures.compose_mild_twin().unwrap();
+    let mild = tiny.fixtures.compose_twin("mild").unwrap();
     let stdout = expect(&["layers", "0", "--model", arg(&mild)], 0).stdout;
     let line = stdout.lines().nth(2).unwrap();
     assert_eq!(line, "ratchet: mild/layers@engine synthetic");

@@ -84,7 +84,7 @@ fn a_dump_in_few_bits_passes_in_its_precision_and_in_no_finer_one() {
     for (model, precision) in [
         (tiny.model(), Precision::Bf16),
         (tiny.model(), Precision::F16),
-        (tiny.fixtures.compose_mild_twin().unwrap(), Precision::Bf16),
+        (tiny.fixtures.compose_twin("mild").unwrap(), Precision::Bf16),
     ] {
         let right = subject(&model, &rounded_formulas(precision), precision).unwrap();
         let judged = |dump: &StageDump, stored: Precision, stated: &[&str], code: i32| {

@@ -5,7 +5,7 @@ use std::path::{Path, PathBuf};
 use k3_cache::policy::PolicyName;
 use k3_cache::shape::ModelShape;
 use k3_cache::slot_table::{Requests, Reserve};
-use k3_cache::trace::{Trace, parse, read};
+use k3_cache::trace::{Demand, Trace, headerless, parse, read};
 use k3_simcache::forecast::{K3_FIXED_BYTES, K3_TRUNK_BYTES, Machine};
 use k3_simcache::measured;
 use k3_simcache::optimum;
@@ -252,6 +252,34 @@ pub fn the_forecast_is_exact_at_all_twelve_budgets() {
         measured.differences.iter().filter(|words| words.contains("(plain)")).collect();
     assert_eq!(plain.len(), 1);
     assert!(plain[0].contains("6208 slots") && plain[0].contains("645 hits = 43.82 %"));
+}
+
+/// J05: the last sweep as an engine's cache sees it: each layer once for the five positions of the
+/// prompt, every expert where it was used last, then seven single positions.
+pub fn j05_a_union_prefill_gives_the_rates_of_its_single_positions() {
+    let single = decode_order();
+    let mut requests = Vec::new();
+    let prompt = |demand: &&Demand| demand.position < 5;
+    for layer in single.layers() {
+        let demands = single.demands.iter().filter(prompt).filter(|demand| demand.layer == layer);
+        let asked: Vec<u32> = demands.flat_map(|demand| single.experts(demand)).copied().collect();
+        let last = |(at, expert): &(usize, &u32)| !asked[at + 1..].contains(expert);
+        requests.extend(asked.iter().enumerate().filter(last).map(|(_, expert)| expert));
+    }
+    let later = single.demands.iter().filter(|demand| demand.position >= 5);
+    requests.extend(later.flat_map(|demand| single.experts(demand)));
+    assert_eq!((requests.len(), single.requests.len()), (15_986, 17_664));
+    let mut union = headerless::from_requests(requests, &ModelShape::K3);
+    let recognition = recognise(&union);
+    mark_steps(&mut union, &recognition);
+    for trace in [&single, &union] {
+        let workload = Workload::new(trace, Requests::Batch);
+        assert_eq!(sum_over(Window::DECODE, &workload.request_counts), 10_304);
+        let distances = stack_distance::distances(&workload);
+        let hits = stack_distance::lru_curve(&workload, &distances).by_window(2073);
+        let rate = 100.0 * sum_over(Window::DECODE, &hits) as f64 / 10_304.0;
+        assert_eq!(format!("{rate:.2}"), "35.98");
+    }
 }
 
 pub fn f09_the_published_trace_and_its_cut() {

@@ -215,6 +215,12 @@ fn npy(descr: &str, order: &str, data: &[u8]) -> Vec<u8> {
     [b"\x93NUMPY\x01\x00", length.as_slice(), header.as_bytes(), data].concat()
 }
 
+fn gzip(bytes: &[u8]) -> Vec<u8> {
+    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
+    std::io::Write::write_all(&mut gzip, bytes).unwrap();
+    gzip.finish().unwrap()
+}
+
 #[test]
 fn one_trace_in_every_form_of_other_programs_is_one_study() {
     let folder = Folder::new();
@@ -222,8 +228,6 @@ fn one_trace_in_every_form_of_other_programs_is_one_study() {
         let line = |(t, l, e)| format!("{t}{separator}{l}{separator}{e}\n");
         header.to_string() + &triples().into_iter().map(line).collect::<String>()
     };
-    let mut gzip = flate2::write::GzEncoder::new(Vec::new(), flate2::Compression::fast());
-    std::io::Write::write_all(&mut gzip, json_lines().as_bytes()).unwrap();
     let ids = |wide: bool| -> Vec<u8> {
         let bytes = |(_, _, e): (i32, i32, i32)| match wide {
             true => i64::from(e).to_le_bytes().to_vec(),
@@ -233,7 +237,10 @@ fn one_trace_in_every_form_of_other_programs_is_one_study() {
     };
     let forms = [
         folder.file("a.jsonl", json_lines().as_bytes()),
-        folder.file("a.jsonl.gz", &gzip.finish().unwrap()),
+        folder.file("a.jsonl.gz", &gzip(json_lines().as_bytes())),
+        folder.file("bom.jsonl", format!("\u{feff}{}", json_lines()).as_bytes()),
+        folder
+            .file("crlf.csv", table("token;layer;expert\n", ";").replace('\n', "\r\n").as_bytes()),
         folder.file("a.csv", table("token,layer,expert\n", ",").as_bytes()),
         folder.file("a.tsv", table("position\tlayer\texpert\n", "\t").as_bytes()),
         folder.file("i4.npy", &npy("<i4", "False", &ids(false))),
@@ -284,7 +291,22 @@ fn what_no_router_writes_is_refused_with_its_likely_cause() {
         .flat_map(|&(l, e)| [f64::from(l), f64::from(e)])
         .flat_map(f64::to_le_bytes)
         .collect();
-    let cases: [(&str, Vec<u8>, &str); 10] = [
+    let ints = pairs(&of(16, 8));
+    let words = |f: &dyn Fn(i32) -> Vec<u8>| -> Vec<u8> {
+        ints.as_chunks::<4>().0.iter().flat_map(|word| f(i32::from_le_bytes(*word))).collect()
+    };
+    let table: String = triples().iter().map(|(t, l, e)| format!("{t},{l},{e}\n")).collect();
+    let utf16: Vec<u8> = table.encode_utf16().flat_map(u16::to_be_bytes).collect();
+    let columns = triples().iter().flat_map(|(t, l, e)| [*t, *l, *e]).collect::<Vec<_>>();
+    let cut = gzip(table.as_bytes());
+    let cases: [(&str, Vec<u8>, &str); 17] = [
+        ("big-endian", words(&|word| word.to_be_bytes().to_vec()), "byte-swapped"),
+        ("be-f32", words(&|word| (word as f32).to_be_bytes().to_vec()), "big-endian float32"),
+        ("be-int64", words(&|word| i64::from(word).to_be_bytes().to_vec()), "big-endian int64"),
+        ("utf-16", utf16, "UTF-16 text"),
+        ("columns", columns.into_iter().flat_map(i32::to_le_bytes).collect(), "triples of int32"),
+        ("bare.csv", table.into_bytes(), "the first line must name the columns"),
+        ("cut.gz", cut[..cut.len() / 2].to_vec(), "gzip data is damaged"),
         ("double", double, "float64"),
         ("wide", wide, "int64"),
         ("olmoe", pairs(&of(16, 8)), "--model-layers 16 --experts 64 (or more) --top-k 8"),
@@ -304,4 +326,68 @@ fn what_no_router_writes_is_refused_with_its_likely_cause() {
     let right = folder.file("right", &pairs(&of(16, 8)));
     let options = ["--model-layers", "16", "--experts", "64", "--top-k", "8", "--slots", "64"];
     expect(&[[right.as_str()].as_slice(), &options].concat(), 0);
+}
+
+/// J05: the cache trace of an engine whose prefill asks each layer once for all its positions, in
+/// pairs and as a table: read, said, and counted by the single positions after it, with the rates
+/// of the same run recorded position by position.
+#[test]
+fn j05_a_union_prefill_is_counted_by_what_follows_it() {
+    let folder = Folder::new();
+    let tokens = small_zipf(5);
+    let prefill = 4;
+    let row = |layer: u16, position: u32| {
+        let demand = tokens.demands.iter().find(|d| (d.layer, d.position) == (layer, position));
+        let experts = tokens.experts(demand.unwrap()).iter();
+        experts.map(move |&expert| (layer.into(), tokens.shape.key(expert).expert.into()))
+    };
+    let mut single: Vec<(i32, i32)> = Vec::new();
+    let mut union = single.clone();
+    for layer in tokens.layers() {
+        let asked: Vec<_> = (0..prefill).flat_map(|position| row(layer, position)).collect();
+        let mut seen = std::collections::BTreeSet::new();
+        union.extend(asked.iter().filter(|pair| seen.insert(**pair)));
+        single.extend(asked);
+    }
+    assert!(union.len() < single.len());
+    let first = union.len();
+    for position in prefill..16 {
+        for layer in tokens.layers() {
+            single.extend(row(layer, position));
+            union.extend(row(layer, position));
+        }
+    }
+    let shape = tokens.shape;
+    let sizes = [shape.layer_count, shape.experts_per_layer, shape.top_k].map(|n| n.to_string());
+    let bytes = shape.expert_bytes.to_string();
+    let options = ["--model-layers", &sizes[0], "--experts", &sizes[1], "--top-k", &sizes[2]];
+    let options = [&options[..], &["--expert-bytes", &bytes, "--policy", "lru"]].concat();
+    let study = |trace: &str| {
+        let slots = ["--slots", "12,40,80", "--format", "json"];
+        expect(&[&[trace], &options[..], &slots].concat(), 0).json()
+    };
+    let right = study(&folder.file("single", &pairs(&single)));
+    let lines = union.iter().enumerate().map(|(at, (layer, expert))| {
+        let per_token = tokens.layers().len() * shape.top_k as usize;
+        let token = at.checked_sub(first).map_or(0, |later| 1 + later / per_token);
+        format!("{token},{layer},{expert}\n")
+    });
+    let table = format!("token,layer,expert\n{}", lines.collect::<String>());
+    for trace in [folder.file("pairs", &pairs(&union)), folder.file("t.csv", table.as_bytes())] {
+        let found = study(&trace);
+        let said = found["order"]["finding"].as_str().unwrap();
+        assert!(said.contains("the union of its positions' experts"), "{said}");
+        let (view, expected) = (&found["views"][0], &right["views"][0]);
+        for field in ["focus_request_count", "requests_per_token", "ceiling_percent"] {
+            assert_eq!(view[field], expected[field], "{field}");
+        }
+        assert_eq!(view["focus"], "decode");
+        assert_eq!(view["request_count"], union.len());
+        let refused = expect(&[&[&*trace], &options[..], &["--positions", "6"]].concat(), 4);
+        assert!(refused.stderr.contains("union of a prefill"), "{}", refused.stderr);
+    }
+    for range in ["1,1", "1..2,2"] {
+        let refused = expect(&[&folder.path("pairs"), "--layers", range], 2).stderr;
+        assert!(refused.contains("is named twice"), "{refused}");
+    }
 }

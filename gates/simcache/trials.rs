@@ -201,7 +201,7 @@ fn f09_cut_swapped_and_foreign_traces_are_refused_by_name() {
         good.chunks(4).flat_map(|word| word.iter().rev().copied().collect::<Vec<u8>>()).collect();
     let error = parse(&swapped, &ModelShape::K3).unwrap_err();
     assert!(matches!(error, TraceError::ByteSwapped(_)));
-    assert!(error.to_string().contains("layer 16777216 is layer 1 in the other"), "{error}");
+    assert!(error.to_string().contains("are layer 1, expert 498 in the other"), "{error}");
     let negative = parse(&pairs(&[(1, 1), (-1, 3)]), &ModelShape::K3).unwrap_err();
     assert_eq!(negative.to_string(), "record 1: layer -1 is negative");
     let expert = parse(&pairs(&[(1, 896)]), &ModelShape::K3).unwrap_err();

@@ -23,7 +23,7 @@ fn e01_a_tensor_above_two_gib_arrives_in_pieces() {
     file.write_all_at(&mark, START + LENGTH as u64 - 8).unwrap();
     let run = Run {
         stretches: vec![Stretch { file: 0, offset: START, length: LENGTH, base: 0 }],
-        tensors: Vec::new(),
+        ..Run::default()
     };
     let files = [BlockFile::open(&path, false).unwrap()];
     let mut buffer = vec![0_u8; run.buffer_bytes()];

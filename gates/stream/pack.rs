@@ -8,6 +8,7 @@ use std::time::Duration;
 
 use super::make::{engine, feed, generate, open, resident, streamed};
 use crate::support::{binary, copy_folder, expect_of, ids, read_json, scratch, tiny};
+use k3_core::seal::seal;
 use k3_engine::stream::pack::{MANIFEST, Pack, PackError, pack};
 
 fn packed(model: &Path) -> tempfile::TempDir {
@@ -20,6 +21,11 @@ fn packed(model: &Path) -> tempfile::TempDir {
 
 fn manifest(folder: &Path) -> serde_json::Value {
     read_json(&folder.join(MANIFEST))
+}
+
+/// A manifest whose own digest is right, whatever it says.
+fn put(folder: &Path, manifest: &serde_json::Value) {
+    fs::write(folder.join(MANIFEST), seal(manifest).unwrap().to_string()).unwrap();
 }
 
 /// E02: sizes of the tiny oracle are odd; runs in the pack are not. The bits are those of the
@@ -92,7 +98,7 @@ fn e08_every_lie_of_a_manifest_is_refused() {
     for (name, change, part) in lies() {
         let mut lie = good.clone();
         change(&mut lie);
-        fs::write(folder.path().join(MANIFEST), lie.to_string()).unwrap();
+        put(folder.path(), &lie);
         let refused = Pack::open(folder.path())
             .and_then(|pack| pack.runs_for(&open(&tiny(), None).checkpoint, 13).map(|_| ()));
         let text = refused.unwrap_err().to_string();
@@ -107,11 +113,11 @@ fn e08_a_stale_pack_and_cut_data_are_refused() {
     let good = manifest(folder.path());
     let mut stale = good.clone();
     stale["identity"] = "0".repeat(64).into();
-    fs::write(folder.path().join(MANIFEST), stale.to_string()).unwrap();
+    put(folder.path(), &stale);
     let pack = Pack::open(folder.path()).unwrap();
     let refused = pack.runs_for(&open(&tiny(), None).checkpoint, 13);
     assert!(matches!(refused, Err(PackError::OtherCheckpoint(_))));
-    fs::write(folder.path().join(MANIFEST), good.to_string()).unwrap();
+    put(folder.path(), &good);
     fs::File::options()
         .write(true)
         .open(Pack::open(folder.path()).unwrap().data_path())
@@ -136,6 +142,7 @@ fn an_interrupted_pack_is_taken_up_and_checked() {
     let end = part["layers"][5]["offset"].as_u64().unwrap()
         + part["layers"][5]["length"].as_u64().unwrap();
     let leave = |bytes: &[u8]| {
+        let part = seal(&part).unwrap();
         fs::write(folder.path().join("trunk.json.part"), part.to_string()).unwrap();
         fs::write(folder.path().join(format!("{data}.part")), bytes).unwrap();
     };
@@ -152,12 +159,60 @@ fn an_interrupted_pack_is_taken_up_and_checked() {
     damaged[7] ^= 1;
     leave(&damaged);
     let text = again().unwrap_err().to_string();
-    assert!(text.contains("layer 0") && text.contains("sha256"), "{text}");
+    assert!(text.contains("layer 0") && text.contains("digest"), "{text}");
     let packed = again().unwrap();
     assert_eq!(packed.resumed_layers, 0, "the damaged part was believed again");
     assert!(fs::read(folder.path().join(data)).unwrap() == bytes);
     let left: Vec<_> = fs::read_dir(folder.path()).unwrap().collect();
     assert_eq!(left.len(), 2, "{left:?}");
+}
+
+/// Item 6: no byte of a pack can change unseen, padding included: the layer it is in is named when
+/// it is first read, by `generate` streamed or pinned, and by `check`, which reads all.
+#[test]
+fn item_6_a_flipped_byte_of_a_pack_is_refused() {
+    let folder = packed(&tiny());
+    let path = Pack::open(folder.path()).unwrap().data_path();
+    let whole = fs::read(&path).unwrap();
+    let run = |trunk_gb: &str| {
+        let mut command = generate(&["--gen", "1", "--trunk-gb", trunk_gb]);
+        command.arg("--trunk").arg(folder.path());
+        command
+    };
+    let check = || {
+        let mut command = binary();
+        command.arg("check").arg(folder.path());
+        command
+    };
+    let clean = [run("0.0012"), run("1")].map(|mut command| expect_of(&mut command, 0).stdout);
+    assert!(expect_of(&mut check(), 0).stdout.contains("NO DAMAGE FOUND"));
+    let layers = manifest(folder.path())["layers"].as_array().unwrap().clone();
+    for (layer, share) in [(0, 0.0), (3, 0.4), (12, 0.999_999)] {
+        let number = |field: &str| layers[layer][field].as_u64().unwrap();
+        let at = number("offset") + (share * number("length") as f64) as u64;
+        let mut bytes = whole.clone();
+        bytes[at as usize] ^= 1;
+        fs::write(&path, bytes).unwrap();
+        let named = format!("layer {layer}: altered since it was packed");
+        for trunk_gb in ["0.0012", "1"] {
+            let refused = expect_of(&mut run(trunk_gb), 3).stderr;
+            assert!(refused.contains(&named) && refused.contains("trunk-"), "{refused}");
+        }
+        let damaged = expect_of(&mut check(), 1).stdout;
+        assert!(damaged.contains(&named) && damaged.contains("1 wrong"), "{damaged}");
+    }
+    fs::write(&path, whole).unwrap();
+    assert_eq!([run("0.0012"), run("1")].map(|mut c| expect_of(&mut c, 0).stdout), clean);
+    // An offset that stays within bounds: nothing in the manifest is believed unsealed.
+    let text = fs::read_to_string(folder.path().join(MANIFEST)).unwrap();
+    let lie = text.replacen("\"offset\": 0,", "\"offset\": 8,", 1);
+    assert_ne!(lie, text);
+    fs::write(folder.path().join(MANIFEST), lie).unwrap();
+    for command in [&mut run("1"), &mut check()] {
+        let refused = expect_of(command, 3).stderr;
+        assert!(refused.contains("trunk.json: altered: its digest is"), "{refused}");
+    }
+    expect_of(check().arg("--cross-read"), 2);
 }
 
 /// A kill at any moment leaves no pack, a part to resume from, or a whole pack.

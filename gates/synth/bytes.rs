@@ -38,10 +38,9 @@ fn an_interrupted_run_goes_on() {
         std::fs::remove_file(out.join(name)).unwrap();
     }
     // What a killed run leaves: the head of a shard, followed by zeros.
-    std::fs::rename(shard(7), shard(7).with_extension("safetensors.part")).unwrap();
-    let mut part = std::fs::OpenOptions::new();
-    let name = shard(7).with_extension("safetensors.part");
-    let part = part.write(true).open(name).unwrap();
+    let name = out.join(".writing-0123456789ab");
+    std::fs::rename(shard(7), &name).unwrap();
+    let part = std::fs::OpenOptions::new().write(true).open(name).unwrap();
     part.set_len(20_000).unwrap();
     part.set_len(2_000_000).unwrap();
     let before: Vec<_> = [1, 3, 4, 6].map(|n| shard(n).metadata().unwrap()).into();

@@ -58,7 +58,9 @@ fn a_write_that_fails_leaves_nothing_half_written() {
     shell.args(["-c", script, env!("CARGO_BIN_EXE_k3-verify")]).arg(&out);
     let error = expect_of(&mut shell, 3).stderr;
     assert!(error.contains("of-000003.safetensors: cannot be written"), "{error}");
-    assert!(!files_in(&out).keys().any(|name| name.ends_with(".part") || name == "config.json"));
+    assert!(
+        !files_in(&out).keys().any(|name| name.starts_with(".writing") || name == "config.json")
+    );
     expect(&out, "--layers 2 --probe 0", 0);
 }
 

@@ -164,3 +164,20 @@ fn a_closed_pipe_is_quiet() {
     let output = read_and_close(binary().args(["tokenize", arg(&text)]), 10);
     assert_eq!((output.status.code(), output.stderr.len()), (Some(0), 0));
 }
+
+/// Text where a file is expected: the hint names the option that takes it.
+#[test]
+fn text_in_place_of_a_file_is_told_how() {
+    let said = expect(&["tokenize", "some text"], 3).stderr;
+    assert!(said.contains("some text: no such file") && said.contains("--text"), "{said}");
+    let ids = tokenize(&["-"], b"some text").stdout;
+    let ids = String::from_utf8(ids).unwrap();
+    assert_eq!(expect(&["tokenize", "--text", "some text"], 0).stdout, ids);
+    let decoded = expect(&["tokenize", "--decode", "--text", ids.trim()], 0).stdout;
+    assert_eq!(decoded, "some text");
+    let said = expect(&["tokenize", "--decode", "--text", "1,x"], 3).stderr;
+    assert!(said.contains("--text: byte 2"), "{said}");
+    for wrong in [&["tokenize"][..], &["tokenize", "--text", "a", "b"]] {
+        expect(wrong, 2);
+    }
+}

@@ -4,8 +4,9 @@ use std::path::PathBuf;
 
 use thiserror::Error;
 
-use super::malformed::{Malformed, listing};
+use super::malformed::Malformed;
 use super::shape::ShapeError;
+use k3_core::listing::listed;
 
 /// One way a checkpoint does not fit its config.
 #[derive(Debug, Error)]
@@ -16,7 +17,7 @@ pub enum BindError {
     /// Tensors that the config implies and the checkpoint does not have.
     #[error(
         "{}: {count} tensor(s) missing: {}{}",
-        path.display(), listing(names, *count as usize), hint(unknown)
+        path.display(), listed(names, *count as usize), hint(unknown)
     )]
     Missing {
         /// The checkpoint.
@@ -39,5 +40,5 @@ fn hint(unknown: &[String]) -> String {
     if unknown.is_empty() {
         return String::new();
     }
-    format!("; names there that are not known: {}", listing(unknown, unknown.len()))
+    format!("; names there that are not known: {}", listed(unknown, unknown.len()))
 }

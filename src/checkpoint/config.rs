@@ -2,18 +2,21 @@
 //!
 //! It yields the raw fields of the released, nested form (`text_config`,
 //! `text_config.linear_attn_config`, `text_config.quantization_config`); no flat form, no second
-//! spelling of a key, no search in another place. What follows from the fields (layer kinds,
+//! spelling of a key, no search in another place, but what other places and spellings say must
+//! agree (see `elsewhere`). What follows from the fields (layer kinds,
 //! banks, derived widths) is worked out by the engine and by the reference, each for itself.
 //!
 //! Choices: an integer must be written as one (`16.0` and `1.6e1` are refused, `1` for a real
 //! number is fine); a boolean must be a boolean; keys this reader does not know are accepted,
-//! since the release has a hundred that no computation reads. Everything missing or ill-typed is
-//! told in one message; what contradicts itself is told, again all at once, when nothing is.
+//! since the release has a hundred that no computation reads, unless they would change it.
+//! Everything missing or ill-typed is told in one message; what contradicts itself is told, again
+//! all at once, when nothing is.
 
+mod elsewhere;
 mod fields;
 mod rules;
 
-use std::io::Read;
+use std::io::{self, Read};
 use std::path::{Path, PathBuf};
 
 use k3_core::config::RawConfig;
@@ -57,16 +60,38 @@ fn list_problems(problems: &[Problem]) -> String {
     format!("{} problems: {}", problems.len(), texts.join("; "))
 }
 
-/// Reads and checks the file at `path`.
+/// Reads and checks the file at `path`, and the quantisation that may be written beside it.
 ///
 /// # Errors
 /// Every variant of [`ConfigError`].
 pub fn read(path: &Path) -> Result<RawConfig, ConfigError> {
-    let unreadable = |reason| Malformed::unreadable(path, &reason);
-    let file = k3_core::host::files::open(path).map_err(unreadable)?;
+    read_all(path).map(|(config, _)| config)
+}
+
+/// The fields of the file that have to do with the numbers and are not read, since they say what
+/// is computed anyway; with any other value, [`read`] refuses.
+///
+/// # Errors
+/// Every variant of [`ConfigError`].
+pub fn unread(path: &Path) -> Result<Vec<String>, ConfigError> {
+    read_all(path).map(|(_, unread)| unread)
+}
+
+fn read_all(path: &Path) -> Result<(RawConfig, Vec<String>), ConfigError> {
+    let config = read_bytes(path).map_err(|reason| Malformed::unreadable(path, &reason))?;
+    let beside = path.with_file_name(elsewhere::HF_QUANT_FILE);
+    let quantization = match read_bytes(&beside) {
+        Err(reason) if reason.kind() == io::ErrorKind::NotFound && !beside.is_symlink() => None,
+        read => Some(read.map_err(|reason| Malformed::unreadable(&beside, &reason))?),
+    };
+    let quantization = quantization.as_deref().map(|bytes| document(bytes, &beside)).transpose()?;
+    check(&document(&config, path)?, quantization.as_ref(), path)
+}
+
+fn read_bytes(path: &Path) -> io::Result<Vec<u8>> {
     let mut bytes = Vec::new();
-    file.take(MAX_CONFIG_BYTES + 1).read_to_end(&mut bytes).map_err(unreadable)?;
-    parse(&bytes, path)
+    k3_core::host::files::open(path)?.take(MAX_CONFIG_BYTES + 1).read_to_end(&mut bytes)?;
+    Ok(bytes)
 }
 
 /// Checks the bytes of a file; `origin` is the name used in messages.
@@ -74,23 +99,39 @@ pub fn read(path: &Path) -> Result<RawConfig, ConfigError> {
 /// # Errors
 /// Every variant of [`ConfigError`].
 pub fn parse(bytes: &[u8], origin: &Path) -> Result<RawConfig, ConfigError> {
+    check(&document(bytes, origin)?, None, origin).map(|(config, _)| config)
+}
+
+fn document<'a>(bytes: &'a [u8], origin: &Path) -> Result<Value<'a>, Malformed> {
     let in_file = |problem: Problem| problem.in_file(origin);
     if bytes.len() as u64 > MAX_CONFIG_BYTES {
         let what = format!("larger than the limit of {MAX_CONFIG_BYTES} bytes");
-        return Err(in_file(Problem::whole(what)).into());
+        return Err(in_file(Problem::whole(what)));
     }
     if let Some(what) = Foreign::of_content(bytes) {
-        return Err(in_file(Problem::whole(what)).into());
+        return Err(in_file(Problem::whole(what)));
     }
-    let root = Value::parse(bytes).map_err(in_file)?;
-    let mut fields = Fields::new(&root);
+    Value::parse(bytes).map_err(in_file)
+}
+
+fn check(
+    root: &Value<'_>,
+    beside: Option<&Value<'_>>,
+    origin: &Path,
+) -> Result<(RawConfig, Vec<String>), ConfigError> {
+    let mut fields = Fields::new(root);
     rules::check_released_values(&mut fields);
     let kv_heads = fields.width("text_config.num_key_value_heads");
     let config = rules::read_fields(&mut fields);
+    let unread = elsewhere::check(&mut fields, beside);
     let mut problems = fields.into_problems();
     if problems.is_empty() {
         rules::check_consistency(&config, kv_heads, &mut problems);
     }
     let path = origin.to_owned();
-    if problems.is_empty() { Ok(config) } else { Err(ConfigError::Refused { path, problems }) }
+    if problems.is_empty() {
+        Ok((config, unread))
+    } else {
+        Err(ConfigError::Refused { path, problems })
+    }
 }

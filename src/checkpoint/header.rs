@@ -5,34 +5,40 @@
 //!
 //! - The length is believed only as far as the file reaches and up to [`MAX_HEADER_BYTES`];
 //!   nothing is allocated by it.
-//! - The header starts with `{` at its first byte and may be followed by spaces, by nothing else.
-//! - Names are unique, escapes resolved; so are the keys of an entry. An entry has exactly
-//!   `dtype`, `shape` and `data_offsets`; all their numbers are integer literals.
+//! - What the format's own library, the `safetensors` crate, opens, is opened: white space of JSON
+//!   around the header's object, keys of an entry that nobody reads (they are noted), an entry
+//!   written as a list `[dtype, shape, data_offsets]`, any number of dimensions. Two things that
+//!   the crate takes are refused: equal names, of which it keeps the last, and names longer than
+//!   [`MAX_NAME_BYTES`].
+//! - Names are unique, escapes resolved; so are the keys of an entry. An entry has `dtype`, `shape`
+//!   and `data_offsets`; all their numbers are integer literals.
 //! - Dtype × shape = byte length, without overflow. Tensors cover the data exactly: no overlap,
 //!   no gap at the start or in between, no spare byte at the end. Empty tensors are fine, scalars
 //!   (`[]`) have one element.
-//! - `__metadata__` maps strings to strings, may be absent or stand anywhere; no tensor can have
-//!   that name.
+//! - `__metadata__` maps strings to strings, may be absent, null or stand anywhere; no tensor can
+//!   have that name.
 //!
 //! What cannot be seen: offsets that lie within these rules, and changed data bytes.
 
-use std::collections::{HashMap, HashSet};
+use std::borrow::Cow;
+use std::collections::{BTreeSet, HashMap, HashSet};
 
 use super::Problem;
 use super::dtype::Dtype;
 use super::foreign::Foreign;
-use super::json::Raw;
+use super::json::{JSON_SPACE, Raw};
 use super::name_table::{MAX_ARENA_BYTES, NameTable};
 
 /// Largest header accepted: ten times what other readers allow (100,000,000 bytes), which a
 /// legal file can exceed, and a thousand times the largest released one.
 pub const MAX_HEADER_BYTES: u64 = 1 << 30;
 
-/// Longest tensor name: ten times the longest released one.
-pub const MAX_NAME_BYTES: usize = 1024;
+/// Longest tensor name: six hundred times the longest released one. Names go into messages and
+/// tables; a name of megabytes is no name.
+pub const MAX_NAME_BYTES: usize = 1 << 16;
 
-/// Most dimensions of a tensor: the release has up to four.
-pub const MAX_RANK: usize = 8;
+/// Unread keys of entries that are noted.
+const NOTED_KEYS: usize = 8;
 
 /// Bytes in front of the header.
 pub const LENGTH_BYTES: u64 = 8;
@@ -71,6 +77,8 @@ pub struct Header {
     pub forms: Vec<Form>,
     /// `__metadata__`, in the order of the file.
     pub metadata: Vec<(String, String)>,
+    /// Keys of entries that the format does not have; the first few.
+    pub unread_keys: BTreeSet<String>,
 }
 
 /// Gives names numbers: a table that grows, or a fixed one with a place for strangers.
@@ -139,25 +147,15 @@ pub fn parse_header(
     data_bytes: u64,
     names: &mut dyn NameResolver,
 ) -> Result<Header, Problem> {
-    match bytes.first() {
+    match bytes.iter().find(|byte| !JSON_SPACE.contains(byte)) {
         Some(b'{') => {}
         first => {
             let found = shown(first.copied());
             return Err(Problem::whole(format!("header starts with {found}, expected '{{'")));
         }
     }
-    let padding = bytes.iter().rev().take_while(|byte| **byte == b' ').count();
-    let object = &bytes[..bytes.len() - padding];
-    let mut parser = Parser { header: Header::default(), form_places: HashMap::new() };
-    parser.object(Raw::document(object)?, names)?;
-    if let Some(&last) = object.last().filter(|last| **last != b'}') {
-        let at = format!("byte {}", object.len() - 1);
-        let found = shown(Some(last));
-        return Err(Problem::new(
-            at,
-            format!("{found} after the header's object, only spaces may follow"),
-        ));
-    }
+    let mut parser = Parser::default();
+    parser.object(Raw::document(bytes)?, names)?;
     let mut header = parser.header;
     refuse_duplicates(&header, names)?;
     check_layout(&mut header, data_bytes, names)?;
@@ -174,18 +172,26 @@ fn shown(byte: Option<u8>) -> String {
     }
 }
 
+#[derive(Default)]
 struct Parser {
     header: Header,
     form_places: HashMap<Form, u32>,
+    /// The dimensions of the entry in hand, so that not every entry allocates.
+    sizes: Vec<u64>,
+    /// Its offsets, for the same reason.
+    offsets: Vec<u64>,
 }
 
-/// What one entry says, before it is checked.
+/// What one entry says besides its shape, before it is checked.
 #[derive(Default)]
 struct RawEntry {
     dtype: Option<Dtype>,
-    shape: Option<([u64; MAX_RANK], usize)>,
+    has_shape: bool,
     offsets: Option<(u64, u64)>,
 }
+
+/// The fields of an entry, in the order in which a list gives them.
+const FIELDS: [&str; 3] = ["dtype", "shape", "data_offsets"];
 
 impl Parser {
     fn object(&mut self, header: Raw<'_>, names: &mut dyn NameResolver) -> Result<(), Problem> {
@@ -200,7 +206,7 @@ impl Parser {
                 }
                 return self.metadata(value);
             }
-            let entry = raw_entry(&name, value)?;
+            let entry = self.raw_entry(&name, value)?;
             let (start, form) = self.check_entry(&name, &entry)?;
             let name_id = names.resolve(&name).ok_or_else(too_many_names)?;
             self.header.entries.push(HeaderEntry { start, name_id, form });
@@ -209,12 +215,12 @@ impl Parser {
     }
 
     fn metadata(&mut self, metadata: Raw<'_>) -> Result<(), Problem> {
+        if metadata.kind() == "null" {
+            return Ok(());
+        }
         expect(METADATA_KEY, "the value", "an object", "an object of strings", metadata)?;
         let mut seen = HashSet::new();
         metadata.members(|key, value| {
-            if key.len() > MAX_NAME_BYTES {
-                return Err(too_long(value));
-            }
             let Some(text) = value.string()? else {
                 return Err(wrong_type(METADATA_KEY, &format!("{key:?}"), "a string", value));
             };
@@ -223,15 +229,65 @@ impl Parser {
         })
     }
 
+    /// Reads one entry, an object or a list; its shape goes to `sizes`.
+    fn raw_entry(&mut self, tensor: &str, entry: Raw<'_>) -> Result<RawEntry, Problem> {
+        let mut found = RawEntry::default();
+        if entry.kind() == "an array" {
+            let mut fields = FIELDS.into_iter();
+            entry.elements(|value| match fields.next() {
+                Some(field) => self.field(tensor, Cow::Borrowed(field), value, &mut found),
+                None => Err(Problem::in_tensor(tensor, "the entry has more than 3 elements")),
+            })?;
+            return Ok(found);
+        }
+        expect(tensor, "the entry", "an object", "an object", entry)?;
+        entry.members(|field, value| self.field(tensor, field, value, &mut found))?;
+        Ok(found)
+    }
+
+    fn field(
+        &mut self,
+        tensor: &str,
+        field: Cow<'_, str>,
+        value: Raw<'_>,
+        found: &mut RawEntry,
+    ) -> Result<(), Problem> {
+        let seen = match &*field {
+            "dtype" => found.dtype.replace(read_dtype(tensor, value)?).is_some(),
+            "shape" => {
+                integers(tensor, "shape", value, &mut self.sizes)?;
+                std::mem::replace(&mut found.has_shape, true)
+            }
+            "data_offsets" => {
+                integers(tensor, "data_offsets", value, &mut self.offsets)?;
+                let &[start, end] = self.offsets.as_slice() else {
+                    let count = self.offsets.len();
+                    let what = format!("data_offsets has {count} numbers, expected 2");
+                    return Err(Problem::in_tensor(tensor, what));
+                };
+                found.offsets.replace((start, end)).is_some()
+            }
+            _ => {
+                let keys = &mut self.header.unread_keys;
+                if keys.len() < NOTED_KEYS && !keys.contains(&*field) {
+                    keys.insert(field.chars().take(60).collect());
+                }
+                false
+            }
+        };
+        if seen { Err(duplicate(tensor, &field)) } else { Ok(()) }
+    }
+
     /// Checks one entry by itself; gives its start and the index of its form.
     fn check_entry(&mut self, name: &str, entry: &RawEntry) -> Result<(u64, u32), Problem> {
         let missing = |field| Problem::in_tensor(name, format!("{field} is missing"));
         let dtype = entry.dtype.ok_or_else(|| missing("dtype"))?;
-        let (sizes, rank) = entry.shape.as_ref().ok_or_else(|| missing("shape"))?;
+        entry.has_shape.then_some(()).ok_or_else(|| missing("shape"))?;
         let (start, end) = entry.offsets.ok_or_else(|| missing("data_offsets"))?;
-        let shape = &sizes[..*rank];
-        let refused =
-            |what: &str| Problem::in_tensor(name, format!("shape {shape:?} of {dtype} {what}"));
+        let shape = std::mem::take(&mut self.sizes);
+        let refused = |what: &str| {
+            Problem::in_tensor(name, format!("shape {} of {dtype} {what}", few(&shape)))
+        };
         let elements = shape.iter().try_fold(1_u64, |product, &size| product.checked_mul(size));
         let bits = elements.and_then(|elements| elements.checked_mul(dtype.bits()));
         let bits = bits.ok_or_else(|| refused("overflows 64 bits"))?;
@@ -246,8 +302,10 @@ impl Parser {
         if got != expected {
             return Err(refused(&format!("has {expected} bytes, its data_offsets give {got}")));
         }
-        let place = self.form_place(dtype, shape, expected);
-        Ok((start, place.ok_or_else(|| refused("overflows 64 bits"))?))
+        let place = self.form_place(dtype, &shape, expected);
+        let place = place.ok_or_else(|| refused("overflows 64 bits"))?;
+        self.sizes = shape;
+        Ok((start, place))
     }
 
     /// The index of a form, noted where it is new; `None` for a dimension no `usize` holds.
@@ -274,33 +332,18 @@ impl Parser {
     }
 }
 
-fn raw_entry(tensor: &str, entry: Raw<'_>) -> Result<RawEntry, Problem> {
-    expect(tensor, "the entry", "an object", "an object", entry)?;
-    let mut found = RawEntry::default();
-    entry.members(|field, value| {
-        let seen = match &*field {
-            "dtype" => found.dtype.replace(read_dtype(tensor, value)?).is_some(),
-            "shape" => found.shape.replace(integers(tensor, "shape", value)?).is_some(),
-            "data_offsets" => {
-                let (offsets, count) = integers::<2>(tensor, "data_offsets", value)?;
-                if count < 2 {
-                    let what = format!("data_offsets has {count} numbers, expected 2");
-                    return Err(Problem::in_tensor(tensor, what));
-                }
-                found.offsets.replace((offsets[0], offsets[1])).is_some()
-            }
-            _ => {
-                let what = format!("unknown key {field:?}, expected dtype, shape, data_offsets");
-                return Err(Problem::in_tensor(tensor, what));
-            }
-        };
-        if seen { Err(duplicate(tensor, &field)) } else { Ok(()) }
-    })?;
-    Ok(found)
-}
-
+/// A dtype is a name, or (as the crate's own decoder has it) an object of that name and null.
 fn read_dtype(tensor: &str, value: Raw<'_>) -> Result<Dtype, Problem> {
-    let Some(text) = value.string()? else {
+    let mut text = value.string()?;
+    if value.kind() == "an object" {
+        let mut members = 0;
+        value.members(|key, inner| {
+            members += 1;
+            text = (members == 1 && inner.kind() == "null").then_some(key);
+            Ok(())
+        })?;
+    }
+    let Some(text) = text else {
         return Err(wrong_type(tensor, "dtype", "a string", value));
     };
     Dtype::parse(&text).ok_or_else(|| {
@@ -309,29 +352,34 @@ fn read_dtype(tensor: &str, value: Raw<'_>) -> Result<Dtype, Problem> {
     })
 }
 
-/// At most N integers, and how many there are.
-fn integers<const N: usize>(
+/// The integers of an array, put into `numbers` (cleared first).
+fn integers(
     tensor: &str,
     field: &str,
     value: Raw<'_>,
-) -> Result<([u64; N], usize), Problem> {
+    numbers: &mut Vec<u64>,
+) -> Result<(), Problem> {
     expect(tensor, field, "an array", "an array of integers", value)?;
-    let (mut numbers, mut count) = ([0; N], 0);
+    numbers.clear();
     value.elements(|item| {
-        if count == N {
-            return Err(Problem::in_tensor(tensor, format!("{field} has more than {N} numbers")));
-        }
         expect(tensor, field, "a number", "integers", item)?;
         let Some(number) = item.integer() else {
             let shown: String = item.text().chars().take(60).collect();
             let what = format!("{field} holds {shown}, expected an integer from 0 to 2^64-1");
             return Err(Problem::in_tensor(tensor, what));
         };
-        numbers[count] = number;
-        count += 1;
+        numbers.push(number);
         Ok(())
-    })?;
-    Ok((numbers, count))
+    })
+}
+
+/// A shape for a message, cut where it is long.
+fn few(shape: &[u64]) -> String {
+    const SHOWN: usize = 8;
+    match shape.len().checked_sub(SHOWN + 1) {
+        None => format!("{shape:?}"),
+        Some(_) => format!("{:?}… ({} dimensions)", &shape[..SHOWN], shape.len()),
+    }
 }
 
 fn expect(

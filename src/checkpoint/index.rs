@@ -36,6 +36,8 @@ pub struct ShardIndex {
     pub shards: Vec<String>,
     /// `metadata.total_size`, where the file has it.
     pub total_size: Option<u64>,
+    /// What `metadata` says in another form than it should.
+    pub odd_metadata: Option<Problem>,
 }
 
 impl ShardIndex {
@@ -78,6 +80,7 @@ impl ShardIndex {
             shard_of_name: Vec::new(),
             shards: Vec::new(),
             total_size: None,
+            odd_metadata: None,
         };
         let mut seen = HashSet::new();
         let document = Raw::document(bytes)?;
@@ -99,7 +102,10 @@ impl ShardIndex {
     }
 
     fn metadata(&mut self, metadata: Raw<'_>) -> Result<(), Problem> {
-        expect("metadata", "an object", metadata)?;
+        if metadata.kind() != "an object" {
+            self.odd_metadata = Some(wrong_value("metadata", "an object", metadata));
+            return Value::of(metadata, 1).map(|_| ());
+        }
         let mut seen = HashSet::new();
         metadata.members(|key, value| {
             refuse_repeated(&mut seen, "metadata.", &key)?;
@@ -107,10 +113,12 @@ impl ShardIndex {
                 return Value::of(value, 2).map(|_| ());
             }
             self.total_size = value.integer();
-            match self.total_size {
-                Some(_) => Ok(()),
-                None => Err(wrong_value("metadata.total_size", "an integer", value)),
+            if self.total_size.is_none() {
+                self.total_size = whole_number(value)?;
+                let odd = wrong_value("metadata.total_size", "an integer", value);
+                self.odd_metadata = Some(odd);
             }
+            Value::of(value, 2).map(|_| ())
         })
     }
 
@@ -177,6 +185,18 @@ impl ShardIndex {
         }
         self.shards.sort();
     }
+}
+
+/// A number of bytes in another spelling: a string of digits, a float without a fraction.
+fn whole_number(value: Raw<'_>) -> Result<Option<u64>, Problem> {
+    // Above it a double stands for several integers.
+    const EXACT: f64 = (1_u64 << 53) as f64;
+    if let Some(text) = value.string()? {
+        return Ok(text.parse().ok());
+    }
+    let number = value.text().parse::<f64>().ok();
+    let whole = number.filter(|n| (0.0..=EXACT).contains(n) && n.fract() == 0.0);
+    Ok(whole.map(|number| number as u64))
 }
 
 fn refuse_repeated(seen: &mut HashSet<String>, object: &str, key: &str) -> Result<(), Problem> {

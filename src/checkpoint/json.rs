@@ -22,6 +22,9 @@ pub const MAX_DEPTH: usize = 64;
 /// Longest number accepted: no finite double and no 64-bit integer needs as many digits.
 pub const MAX_NUMBER_BYTES: usize = 1024;
 
+/// The white space of JSON.
+pub const JSON_SPACE: [u8; 4] = [b' ', b'\t', b'\n', b'\r'];
+
 /// A value as it is written, and the document it belongs to.
 #[derive(Debug, Clone, Copy)]
 pub struct Raw<'a> {
@@ -37,7 +40,10 @@ impl<'a> Raw<'a> {
     /// Bytes that are not UTF-8.
     pub fn document(bytes: &'a [u8]) -> Result<Self, Problem> {
         match std::str::from_utf8(bytes) {
-            Ok(document) => Ok(Self { document, text: document.trim_ascii_start() }),
+            Ok(document) => {
+                let text = document.trim_start_matches(JSON_SPACE.map(char::from));
+                Ok(Self { document, text })
+            }
             Err(error) => Err(refused(error.valid_up_to(), "not UTF-8")),
         }
     }

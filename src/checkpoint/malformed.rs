@@ -73,13 +73,3 @@ impl Malformed {
         Problem::whole(what).in_file(path)
     }
 }
-
-/// Names for a message, and how many more of `count` there are.
-pub(super) fn listing(names: &[String], count: usize) -> String {
-    let shown: Vec<_> = names.iter().map(|name| name.escape_debug().to_string()).collect();
-    let more = match count.saturating_sub(names.len()) {
-        0 => String::new(),
-        more => format!(", … ({more} more)"),
-    };
-    shown.join(", ") + &more
-}

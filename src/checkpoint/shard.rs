@@ -3,6 +3,7 @@
 //! Data is never mapped: a file cut while it is mapped kills the process with a signal, a
 //! positioned read reports it. Short reads and interruptions are retried.
 
+use std::collections::BTreeSet;
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt;
@@ -60,6 +61,7 @@ pub struct Shard {
     file_bytes: u64,
     header_bytes: u64,
     metadata: Vec<(String, String)>,
+    unread_keys: BTreeSet<String>,
 }
 
 impl Shard {
@@ -92,8 +94,10 @@ impl Shard {
         let data_bytes = file_bytes - LENGTH_BYTES - header_bytes;
         let mut header = parse_header(&header[..got], data_bytes, names).map_err(in_file)?;
         let metadata = std::mem::take(&mut header.metadata);
+        let unread_keys = std::mem::take(&mut header.unread_keys);
         let path = path.to_owned();
-        Ok((Self { path, file, file_bytes, header_bytes, metadata }, header))
+        let shard = Self { path, file, file_bytes, header_bytes, metadata, unread_keys };
+        Ok((shard, header))
     }
 
     /// The file's path, as opened (links not resolved).
@@ -130,6 +134,12 @@ impl Shard {
     #[must_use]
     pub fn metadata(&self) -> &[(String, String)] {
         &self.metadata
+    }
+
+    /// Keys of the header's entries that the format does not have; the first few.
+    #[must_use]
+    pub fn unread_keys(&self) -> &BTreeSet<String> {
+        &self.unread_keys
     }
 
     /// Fills `buffer` from absolute offset `offset`.

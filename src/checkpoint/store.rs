@@ -15,6 +15,7 @@ use super::dtype::Dtype;
 use super::header::Form;
 use super::name_table::NameTable;
 use super::shard::{ReadError, Shard};
+use k3_core::listing::listed;
 
 pub use open::CheckpointError;
 
@@ -41,6 +42,18 @@ pub enum Note {
         /// Sum over all tensors.
         header_bytes: u64,
     },
+    /// The index's `metadata`, which only informs, has another form than it should.
+    OddMetadata {
+        /// Where and what.
+        problem: Problem,
+    },
+    /// Entries of a header have keys that the format does not have.
+    UnreadKeys {
+        /// The shard's file name.
+        file: String,
+        /// The first few keys.
+        keys: Vec<String>,
+    },
 }
 
 impl fmt::Display for Note {
@@ -52,6 +65,11 @@ impl fmt::Display for Note {
                 f,
                 "the index says total_size {index_bytes}, the headers add up to {header_bytes}"
             ),
+            Self::OddMetadata { problem } => write!(f, "the index: {problem}; it only informs"),
+            Self::UnreadKeys { file, keys } => {
+                let count = keys.len();
+                write!(f, "{file:?}: keys of entries that are not read: {}", listed(keys, count))
+            }
         }
     }
 }

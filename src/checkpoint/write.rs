@@ -7,10 +7,13 @@ use std::collections::HashSet;
 
 use super::Problem;
 use super::dtype::Dtype;
-use super::header::{MAX_HEADER_BYTES, MAX_NAME_BYTES, MAX_RANK, METADATA_KEY};
+use super::header::{MAX_HEADER_BYTES, MAX_NAME_BYTES, METADATA_KEY};
 
 /// The header's length is a multiple of this, so that data starts aligned.
 const HEADER_ALIGN_BYTES: usize = 8;
+
+/// Most dimensions of a tensor that is written: the release has up to four.
+const MAX_RANK: usize = 8;
 
 /// A tensor to be written, without its data.
 #[derive(Debug, Clone, Copy, PartialEq, Eq)]
@@ -180,8 +183,11 @@ mod tests {
         let twice = spec("w", Dtype::U8, &[0]);
         refuse(&[twice, twice], "tensor \"w\": would be written twice");
         let long = "n".repeat(MAX_NAME_BYTES + 1);
-        refuse(&[spec(&long, Dtype::U8, &[0])], "a name of 1025 bytes");
-        refuse(&[spec("w", Dtype::U8, &[1; MAX_RANK + 1])], "9 dimensions");
+        refuse(&[spec(&long, Dtype::U8, &[0])], &format!("a name of {} bytes", long.len()));
+        refuse(
+            &[spec("w", Dtype::U8, &[1; MAX_RANK + 1])],
+            &format!("{} dimensions", MAX_RANK + 1),
+        );
         refuse(&[spec("w", Dtype::F64, &[usize::MAX, 2])], "has no byte length");
         assert!(FileLayout::new([], &[("a", "1"), ("a", "2")]).is_err());
     }

@@ -4,11 +4,11 @@
 //! find the last one's weights in memory.
 
 use k3_core::choice::Choice as _;
-use std::io::{self, Read};
+use std::fs::File;
+use std::io::{self, Read as _, Seek as _};
 use std::os::unix::process::CommandExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, ExitStatus, Output, Stdio};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use clap::Args;
@@ -16,14 +16,15 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 
 use super::choice::choice;
-use super::generate::{eprint_text, listen};
+use super::generate::eprint_text;
 use super::model_args::CheckpointArgs;
 use super::output::{self, CommandError, OutputArgs, bad_input, usage};
 use super::sizes::parse_size;
 use super::threads::ThreadsArgs;
 use k3_cache::policy::PolicyName;
 use k3_core::exit::Exit;
-use k3_core::host::interrupt::Interrupt;
+use k3_core::host::claims::Output as Written;
+use k3_core::host::interrupt::{Group, Interrupt};
 use k3_engine::generate::limits::{Runs, memory_limits};
 
 /// How often a run is polled.
@@ -76,8 +77,14 @@ pub struct BenchArgs {
 /// Runs the command.
 pub fn run(args: &BenchArgs) -> Result<Exit, CommandError> {
     super::sizes::parse_ids(&args.ids).map_err(|text| usage(format!("--ids: {text}")))?;
-    output::check_writable(&args.output)?;
-    let interrupt = listen()?;
+    let model = args.checkpoint.folder()?;
+    let read: Vec<&Path> = args.trunk.as_deref().into_iter().chain([&*model]).collect();
+    let out = args.output.out.iter();
+    let files: Vec<PathBuf> =
+        out.flat_map(|out| ["ladder.tsv", "ladder.trace"].map(|name| out.join(name))).collect();
+    let written: Vec<_> = files.iter().map(|path| Written::File(path)).collect();
+    output::claim(&args.output, &read, &written)?;
+    let interrupt = Interrupt::listen();
     let mut runs: Vec<Runs> = args
         .ladder
         .iter()
@@ -91,9 +98,11 @@ pub fn run(args: &BenchArgs) -> Result<Exit, CommandError> {
     // Interleaved: a machine that slows down in the course of it slows every limit alike.
     for repeat in 0..args.repeats {
         for limit in &mut runs {
-            eprint_text(&format!("run {} of {} under {}\n", repeat + 1, args.repeats, limit.limit));
+            let run = format!("run {} of {} under {}", repeat + 1, args.repeats, limit.limit);
+            interrupt.begin(&run);
+            eprint_text(&format!("{run}\n"));
             let traced = repeat == 0 && limit.limit == args.ladder[0].text;
-            let report = one(args, &limit.limit, traced, &interrupt);
+            let report = one(args, &model, (&limit.limit, traced), &interrupt);
             if interrupt.is_set() {
                 return Err(interrupted(done, args));
             }
@@ -118,10 +127,12 @@ fn interrupted(done: u32, args: &BenchArgs) -> CommandError {
 
 /// Waits for a run, passing an interrupt on to it so that it shuts down cleanly.
 fn wait(command: &mut Command, interrupt: &Interrupt) -> io::Result<Output> {
-    let piped = command.stdout(Stdio::piped()).stderr(Stdio::piped());
+    // Files without a name, which nothing has to empty while the run writes to them.
+    let [stdout, stderr] = [tempfile::tempfile()?, tempfile::tempfile()?];
+    command.stdout(stdout.try_clone()?).stderr(stderr.try_clone()?);
     // Its own process group: Ctrl-C on a terminal then reaches it once, from here, not twice.
-    let mut child = piped.process_group(0).spawn()?;
-    let (stdout, stderr) = (drain(child.stdout.take()), drain(child.stderr.take()));
+    let mut child = command.process_group(0).spawn()?;
+    let _group = Group::of(&child);
     let status = match ended(&mut child, interrupt) {
         Ok(status) => status,
         Err(error) => {
@@ -131,9 +142,11 @@ fn wait(command: &mut Command, interrupt: &Interrupt) -> io::Result<Output> {
             return Err(error);
         }
     };
-    let whole = |bytes: JoinHandle<io::Result<Vec<u8>>>| {
-        let ended = || io::Error::other("the reading thread ended");
-        bytes.join().map_err(|_| ended())?
+    let whole = |mut file: File| {
+        let mut bytes = Vec::new();
+        file.rewind()?;
+        file.read_to_end(&mut bytes)?;
+        io::Result::Ok(bytes)
     };
     Ok(Output { status, stdout: whole(stdout)?, stderr: whole(stderr)? })
 }
@@ -157,22 +170,11 @@ fn ended(child: &mut Child, interrupt: &Interrupt) -> io::Result<ExitStatus> {
     }
 }
 
-/// Drains a pipe on a thread during the wait: a full pipe would stall the run.
-fn drain(pipe: Option<impl Read + Send + 'static>) -> JoinHandle<io::Result<Vec<u8>>> {
-    std::thread::spawn(move || {
-        let mut bytes = Vec::new();
-        if let Some(mut pipe) = pipe {
-            pipe.read_to_end(&mut bytes)?;
-        }
-        Ok(bytes)
-    })
-}
-
 /// One run in a process of its own.
 fn one(
     args: &BenchArgs,
-    limit: &str,
-    traced: bool,
+    model: &Path,
+    (limit, traced): (&str, bool),
     interrupt: &Interrupt,
 ) -> Result<Value, CommandError> {
     let failed = |error: io::Error| {
@@ -181,10 +183,10 @@ fn one(
     };
     let program = std::env::current_exe().map_err(failed)?;
     let mut command = Command::new(program);
-    command.args(["generate", "--format", "json", "--memory", limit]);
+    command.args(["generate", "--format", "json", "--ignore-eos", "--memory", limit]);
     command.args(["--ids", &args.ids, "--gen", &args.r#gen.to_string()]);
     command.args(["--policy", args.policy.name()]);
-    command.arg("--model").arg(args.checkpoint.folder()?);
+    command.arg("--model").arg(model);
     if let Some(trunk) = &args.trunk {
         command.arg("--trunk").arg(trunk);
     }

@@ -10,15 +10,14 @@ use serde::Serialize;
 use super::output::{self, CommandError, OutputArgs, bad_input};
 use super::tolerance::{ToleranceArgs, ToleranceChoice};
 use k3_core::Precision;
+use k3_core::compare::ratio_text;
 use k3_core::exit::Exit;
 use k3_core::host::provenance::{Provenance, default_threads};
+use k3_core::listing::listed;
 use k3_gates::compare::{DumpComparison, TensorComparison, compare_dumps, id_list, ids_of};
 use k3_gates::glob::Glob;
-use k3_gates::tensor_file::{TensorFile, read_file};
+use k3_gates::tensor_file::{IDS, TensorFile, read_file};
 use k3_render::Document;
-
-/// How many names of tensors that were not compared are listed.
-const LISTED: usize = 8;
 
 /// Arguments of `compare`.
 #[derive(Debug, Args)]
@@ -69,7 +68,10 @@ struct Pair {
 /// Runs the command.
 pub fn run(args: &CompareArgs) -> Result<Exit, CommandError> {
     let start = Instant::now();
-    output::check_writable(&args.output)?;
+    let others = [args.f64.as_deref(), args.tolerance.model.as_deref()];
+    let read: Vec<_> =
+        [&*args.a, &*args.b].into_iter().chain(others.into_iter().flatten()).collect();
+    output::claim(&args.output, &read, &[])?;
     let (a, b) = (read_file(&args.a)?, read_file(&args.b)?);
     let exact = args.f64.as_deref().map(read_file).transpose()?;
     let mut named = vec![(&args.a, &a), (&args.b, &b)];
@@ -190,7 +192,8 @@ fn document(report: &CompareReport, files: &[(&PathBuf, &TensorFile)]) -> Docume
         let ids =
             ids_of(file).map_or("ids unknown".to_owned(), |ids| format!("ids {}", id_list(&ids)));
         let precision = stored(file).name();
-        let count = file.tensors.len();
+        // Stages, as everywhere: the ids are told beside them.
+        let count = file.tensors.keys().filter(|name| *name != IDS).count();
         let path = path.display();
         document.line(format!("{letter}: {path}: {count} tensors, {precision}, {ids}"));
     }
@@ -223,21 +226,27 @@ fn pair_section(document: &mut Document, pair: &Pair) {
                 .line(format!("{place} tensors before it agree; {differing} of {count} differ"));
             if let Some((ratio, tensor)) = comparison.worst_of(place) {
                 let name = &tensor.name;
-                document.line(format!("nearest to its tolerance before it: {name} at {ratio:.2e}"));
+                document.line(format!(
+                    "nearest to its tolerance before it: {name} at {}",
+                    ratio_text(ratio)
+                ));
             }
         }
     }
     if let Some((ratio, tensor)) = comparison.worst_of(count) {
-        document.line(format!("worst of all: {} at {ratio:.2e} of its tolerance", tensor.name));
+        document.line(format!(
+            "worst of all: {} at {} of its tolerance",
+            tensor.name,
+            ratio_text(ratio)
+        ));
     }
     for (side, names) in [
         ("only in the expected dump", &comparison.only_expected),
         ("only in the subject's dump", &comparison.only_got),
     ] {
         if !names.is_empty() {
-            let shown = names[..names.len().min(LISTED)].join(", ");
-            let more = if names.len() > LISTED { ", …" } else { "" };
-            document.line(format!("NOT RUN: {} tensors {side}: {shown}{more}", names.len()));
+            let listed = listed(names, names.len());
+            document.line(format!("NOT RUN: {} tensors {side}: {listed}", names.len()));
         }
     }
 }

@@ -8,15 +8,14 @@ use std::time::Instant;
 use clap::{Args, ValueEnum};
 use serde::Serialize;
 
-use super::model_args::{
-    Ids, check_ids, check_target, model_and_out, parse_epsilon, parse_ids, read_config,
-};
-use super::output::{self, CommandError, OutputArgs, bad_input};
+use super::model_args::{Ids, check_ids, model_and_out, parse_epsilon, parse_ids, read_config};
+use super::output::{self, CommandError, OutputArgs, bad_input, usage};
 use super::threads::ThreadsArgs;
 use k3_checkpoint::Checkpoint;
 use k3_core::Precision;
 use k3_core::config::{MLA_NORM_EPS, RawConfig, epsilon_line};
 use k3_core::exit::Exit;
+use k3_core::host::claims::Output;
 use k3_core::host::provenance::Provenance;
 use k3_core::stages::{Stage, StageDump, StageKey, StageSink, StageValues};
 use k3_engine::kernels::table::Kernels;
@@ -127,8 +126,11 @@ impl StageSink for Selected {
 pub fn run(args: &DumpArgs) -> Result<Exit, CommandError> {
     let start = Instant::now();
     let (model, out) = model_and_out(&args.paths, args.model.as_deref())?;
-    check_target(&out)?;
-    output::check_writable(&args.output)?;
+    if args.by == By::Engine && args.no_noise_floor {
+        let error = usage("--no-noise-floor does not apply to --by engine");
+        return Err(error.hint("only the reference writes noise floors"));
+    }
+    output::claim(&args.output, &[&model], &[Output::File(&out)])?;
     let config = read_config(&model)?;
     check_ids(&args.ids.0, &config)?;
     let mut sink = Selected {
@@ -139,7 +141,10 @@ pub fn run(args: &DumpArgs) -> Result<Exit, CommandError> {
     let mut header = header(args);
     match args.by {
         By::Engine => by_engine(args, &model, &config, &mut sink)?,
-        By::Reference => header.extend(by_reference(args, &model, &mut sink)?),
+        By::Reference => {
+            let pool = output::pool(args.threads.count())?;
+            header.extend(pool.install(|| by_reference(args, &model, &mut sink))?);
+        }
     }
     if sink.dump.tensors.is_empty() {
         let pattern = args.stages.as_deref().unwrap_or("*");

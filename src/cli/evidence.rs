@@ -15,6 +15,7 @@ use super::model_args::{Ids, check_ids, model_and_out, parse_epsilon, parse_ids,
 use super::output::{self, CommandError, OutputArgs, bad_input};
 use k3_core::config::{MLA_NORM_EPS, epsilon_line};
 use k3_core::exit::Exit;
+use k3_core::host::claims::Output;
 use k3_core::host::provenance::{Provenance, default_threads};
 use k3_core::stages::{Stage, StageKey};
 use k3_engine::generate::report::join;
@@ -86,7 +87,7 @@ impl Noise {
 pub fn run(args: &EvidenceArgs) -> Result<Exit, CommandError> {
     let start = Instant::now();
     let (model, out) = model_and_out(&args.paths, args.model.as_deref())?;
-    output::check_writable(&args.output)?;
+    output::claim(&args.output, &[&model], &[Output::Folder(&out)])?;
     let config = read_config(&model)?;
     check_ids(&args.ids.0, &config)?;
     let made = NewFolder::beside(&out)?;
@@ -96,7 +97,8 @@ pub fn run(args: &EvidenceArgs) -> Result<Exit, CommandError> {
     let tensors = answers.tensors(&config)?;
     output::write_whole(&made.path().join("expected.safetensors"), &tensors)?;
     let model_linked = place_model(&model, made.path())?;
-    let hashes = hashes(&model, model_linked);
+    let mut hashes = hashes(&model, model_linked);
+    hashes.insert("expected.safetensors".to_owned(), hex_sha256(&tensors));
     let name = out.file_name().map_or("set".into(), |name| name.to_string_lossy());
     let json = answers.json(&name, args.mla_norm_eps, &floors, &hashes);
     let json = json::to_text(&json).map_err(bad_input)?;
@@ -139,7 +141,7 @@ fn hashes(model: &Path, linked: bool) -> BTreeMap<String, String> {
         return BTreeMap::new();
     }
     let hash = |file: String| {
-        let bytes = fs::read(model.join(&file)).ok()?;
+        let bytes = k3_core::host::files::read(&model.join(&file)).ok()?;
         Some((format!("model/{file}"), hex_sha256(&bytes)))
     };
     files_below(model).into_iter().filter_map(hash).collect()

@@ -1,8 +1,8 @@
 //! `export DIR`: the shipped fixtures and evidence sets, written to disk.
 //!
 //! `DIR` then serves `gates --fixtures DIR`, and `DIR/tiny` is an evidence set for `gates
-//! --evidence`. The mild twin ships as a difference from the tiny oracle; `--sets` writes both as
-//! complete evidence sets instead.
+//! --evidence`. The twins ship as differences from the tiny oracle; `--sets` writes all as complete
+//! evidence sets instead.
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -12,7 +12,9 @@ use clap::Args;
 use super::model_args::usage;
 use super::output::{self, CommandError, OutputArgs, bad_input};
 use k3_core::exit::Exit;
-use k3_gates::fixtures::Fixtures;
+use k3_core::host::claims::Output;
+use k3_core::host::files::{self, Scratch, folder_of, scratch_folder};
+use k3_gates::fixtures::{Fixtures, TWINS, hex_sha256};
 use k3_render::Document;
 
 /// Arguments of `export`.
@@ -20,7 +22,7 @@ use k3_render::Document;
 pub struct ExportArgs {
     /// Folder to create; it must not exist yet, or be empty
     dir: PathBuf,
-    /// Write only the evidence sets tiny and mild, each with its checkpoint
+    /// Write only the evidence sets tiny, mild and faint, each with its checkpoint
     #[arg(long)]
     sets: bool,
     #[command(flatten)]
@@ -29,16 +31,20 @@ pub struct ExportArgs {
 
 /// Runs the command.
 pub fn run(args: &ExportArgs) -> Result<Exit, CommandError> {
-    output::check_writable(&args.output)?;
+    output::claim(&args.output, &[], &[Output::Folder(&args.dir)])?;
     let fixtures = Fixtures::embedded()?;
     let made = NewFolder::beside(&args.dir)?;
     if args.sets {
         copy_below(&fixtures.root.join("tiny"), &made.path().join("tiny"))?;
-        let mild = fixtures.compose_mild_twin()?;
-        copy_below(&mild, &made.path().join("mild/model"))?;
-        for name in ["expected.json", "expected.safetensors"] {
-            let from = fixtures.root.join("mild").join(name);
-            copy_file(&from, &made.path().join("mild").join(name))?;
+        for twin in TWINS {
+            let set = made.path().join(twin);
+            copy_below(&fixtures.compose_twin(twin)?, &set.join("model"))?;
+            for name in ["expected.json", "expected.safetensors"] {
+                copy_file(&fixtures.root.join(twin).join(name), &set.join(name))?;
+            }
+        }
+        for set in ["tiny"].iter().chain(&TWINS) {
+            state_digest(&made.path().join(set))?;
         }
     } else {
         copy_below(&fixtures.root, made.path())?;
@@ -54,8 +60,21 @@ pub fn run(args: &ExportArgs) -> Result<Exit, CommandError> {
     Ok(Exit::Conforms)
 }
 
+/// Adds the digest of the answers to those of the checkpoint. Fixtures have it in their manifest.
+fn state_digest(set: &Path) -> Result<(), CommandError> {
+    let path = set.join("expected.json");
+    let hash = || -> std::io::Result<()> {
+        let digest = hex_sha256(&files::read(&set.join("expected.safetensors"))?);
+        let key = "\"sha256\": {";
+        let with = format!("{key}\n  \"expected.safetensors\": \"{digest}\",");
+        let text = files::read_to_string(&path)?.replacen(key, &with, 1);
+        files::replace_file(&path, text.as_bytes())
+    };
+    hash().map_err(|error| cannot_write(&path, &error))
+}
+
 /// A folder under a temporary name, renamed when it is complete.
-pub struct NewFolder(tempfile::TempDir);
+pub struct NewFolder(Scratch);
 
 impl NewFolder {
     /// Creates it next to `target`, whose name it will get.
@@ -68,11 +87,7 @@ impl NewFolder {
             let message = format!("{}: expected a new or empty folder", target.display());
             return Err(usage(message, "existing files are never overwritten"));
         }
-        let parent = match target.parent() {
-            Some(parent) if !parent.as_os_str().is_empty() => parent,
-            _ => Path::new("."),
-        };
-        k3_core::host::files::scratch_folder(".k3-verify-", Some(parent))
+        scratch_folder(".k3-verify-", Some(folder_of(target)))
             .map(Self)
             .map_err(|error| cannot_write(target, &error))
     }
@@ -92,7 +107,7 @@ impl NewFolder {
             .and_then(|()| fs::rename(self.path(), target))
             .map_err(|error| cannot_write(target, &error))?;
         // The temporary name is gone, so dropping must not try to remove it.
-        let _ = self.0.keep();
+        self.0.keep();
         Ok(())
     }
 }

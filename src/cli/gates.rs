@@ -13,6 +13,7 @@ use k3_core::Precision;
 use k3_core::clauses;
 use k3_core::config::MLA_NORM_EPS;
 use k3_core::exit::Exit;
+use k3_core::host::claims::Output;
 use k3_gates::Ladder;
 use k3_gates::engine_command::{EngineCommand, Template};
 use k3_gates::evidence::EvidenceSet;
@@ -40,18 +41,18 @@ pub struct GatesArgs {
     #[arg(long, value_name = "DIR")]
     evidence: Vec<PathBuf>,
     /// Read the fixtures and the tiny oracle from this folder instead of the binary
-    #[arg(long, value_name = "DIR")]
+    #[arg(long, value_name = "DIR", conflicts_with = "evidence")]
     fixtures: Option<PathBuf>,
     /// Run only the gates that match: SET/GATE, GATE, or either with @SUBJECT; * and ? are
     /// wildcards
     #[arg(long, value_name = "GLOB")]
     only: Option<String>,
     /// Skip nothing (takes minutes): `invariance` over every combination of its factors, every gate
-    /// on the mild twin too; with --mutants, every cell of the matrix
+    /// on the twins too; with --mutants, every cell of the matrix
     #[arg(long, conflicts_with = "list")]
     exhaustive: bool,
     /// List the gates without running them
-    #[arg(long, conflicts_with_all = ["evidence", "fixtures", "only", "mla_norm_eps"])]
+    #[arg(long, conflicts_with_all = ["evidence", "fixtures", "only", "mla_norm_eps", "given"])]
     list: bool,
     /// Run the kill matrix: every mutant against every gate
     #[arg(long, conflicts_with_all = ["evidence", "only", "list"])]
@@ -103,12 +104,20 @@ more), {logits} a file to write. The command prints the generated ids as its las
 commas, and writes logits as raw little-endian f32 (or safetensors, tensor `logits`): one row of \
 the vocabulary per position, or one per generated id. It exits with 0";
 
+/// Most threads that a gate has at a time: a streamed engine computes with up to 8 and reads with
+/// four for layers, four for experts, four for the vocabulary, and a reader that goes ahead.
+const THREADS_OF_A_GATE: usize = 21;
+
 /// Runs the command.
 pub fn run(args: &GatesArgs) -> Result<Exit, CommandError> {
     if args.list {
         return list(args);
     }
-    output::check_writable(&args.output)?;
+    let read: Vec<&Path> = args.evidence.iter().chain(&args.fixtures).map(|p| &**p).collect();
+    let written: Vec<_> = args.write_ratchet.iter().map(|path| Output::File(path)).collect();
+    output::claim(&args.output, &read, &written)?;
+    // Where they cannot be had, no engine is accused.
+    drop(output::pool(THREADS_OF_A_GATE * args.threads.count().max(1))?);
     if args.mutants {
         mutants(args)
     } else if args.least_error {

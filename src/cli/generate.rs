@@ -9,11 +9,11 @@ mod watch;
 use k3_core::choice::Choice as _;
 use k3_engine::kernels::table::Kernels;
 use std::io::Write as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::Instant;
 
-use super::output::{self, CommandError, Format, bad_input, usage};
+use super::output::{self, CommandError, Format, usage};
 use super::pending_file::PendingFile;
 use arguments::enough_to_check;
 pub use arguments::{GenerateArgs, ModelArgs};
@@ -30,6 +30,7 @@ use k3_engine::kernels::path::KernelPath;
 use k3_engine::memory::MemoryPlan;
 use k3_engine::model::{EngineError, EngineOptions, EngineSequence};
 use k3_engine::stream::{ModelError, ModelFiles, StreamOptions, StreamedEngine};
+use k3_gates::audit::end_ids::{EndId, end_ids};
 pub use planning::plan;
 use planning::streams_vocabulary;
 use text::{RunText, TextOutput};
@@ -45,6 +46,7 @@ struct Prepared {
     saved: Option<SavedState>,
     text: Option<RunText>,
     request: Request,
+    ends: Vec<EndId>,
     outputs: Outputs,
     interrupt: Interrupt,
 }
@@ -54,8 +56,8 @@ pub fn run(args: &GenerateArgs) -> Result<Exit, CommandError> {
     let start = Instant::now();
     args.check()?;
     let folder = args.checkpoint.folder()?;
-    output::check_writable(&args.output)?;
-    let interrupt = listen()?;
+    args.claim(&folder)?;
+    let interrupt = Interrupt::listen();
     let outputs = Outputs::create(args)?;
     let kernels = Kernels::fastest();
     let layers = args.model.layers.map(|layers| layers as usize);
@@ -66,7 +68,15 @@ pub fn run(args: &GenerateArgs) -> Result<Exit, CommandError> {
     let text = RunText::open(args, &folder, files.config.vocab_size)?;
     let identity = identity(args, &files)?;
     let saved = open_state(args, &files, identity)?;
-    let request = request(args, &files, text.as_ref(), saved.as_ref())?;
+    let mut request = request(args, &files, text.as_ref(), saved.as_ref())?;
+    let ends = ends(args, &folder, &files, text.as_ref())?;
+    request.stop_ids = ends.iter().flat_map(|end| end.ids.clone()).collect();
+    let of_state = files.demand(request.positions(), 1);
+    let of_state = of_state.state_bytes();
+    let of_logits = 4 * request.count as u64 * files.config.vocab_size as u64;
+    for (path, bytes) in [(&args.save_state, of_state), (&args.dump_logits, of_logits)] {
+        path.as_deref().map_or(Ok(()), |path| output::check_space(path, bytes))?;
+    }
     let prepared = Prepared {
         start,
         folder,
@@ -76,6 +86,7 @@ pub fn run(args: &GenerateArgs) -> Result<Exit, CommandError> {
         saved,
         text,
         request,
+        ends,
         outputs,
         interrupt,
     };
@@ -90,14 +101,14 @@ fn choose(
     let positions = prepared.request.positions();
     let rows = if args.tf_check { args.model.prefill_chunk as usize } else { 1 };
     let tokenizer = prepared.text.as_ref().map(|text| text.held_bytes);
-    let plan = plan(&args.model, &prepared.files, positions, rows, tokenizer)?;
+    let threads = args.threads.count();
+    let plan = plan(&args.model, &prepared.files, (positions, rows), tokenizer, threads)?;
     eprint_text(&format!("memory plan\n{}", plan.table().text()));
     let options = EngineOptions {
-        threads: args.threads.count(),
+        threads,
         chunk_tokens: (args.model.prefill_chunk as usize).min(positions.max(1)),
     };
-    let mut stream =
-        StreamOptions::of_plan(&plan, args.model.policy, streams_vocabulary(&args.model));
+    let mut stream = StreamOptions::of_plan(&plan, args.policy, streams_vocabulary(&args.model));
     if args.save_state.is_none() {
         // A state is consistent only between forward passes: with --save-state the current one
         // completes.
@@ -109,7 +120,7 @@ fn choose(
 /// Plans, allocates, computes, reports.
 fn execute(args: &GenerateArgs, prepared: Prepared) -> Result<Exit, CommandError> {
     let (plan, options, stream) = choose(args, &prepared)?;
-    let Prepared { kernels, files, identity, saved, text, request, interrupt, .. } = prepared;
+    let Prepared { kernels, files, identity, saved, text, request, ends, interrupt, .. } = prepared;
     let streamed = match files.engine(kernels, &stream, options) {
         Err(ModelError::Engine(EngineError::Interrupted)) => {
             let error = anyhow::anyhow!("interrupted before the first step: no id was chosen");
@@ -157,6 +168,12 @@ fn execute(args: &GenerateArgs, prepared: Prepared) -> Result<Exit, CommandError
         generated_ids: computed.generated.ids,
         generated_text: generated.transpose()?,
         stopped_by: computed.generated.stopped_by,
+        stopped_by_source: computed.generated.stopped_by.map(|id| sources(&ends, id)),
+        vocab_size: files.config.vocab_size,
+        logits_file: args.dump_logits.as_ref().filter(|_| computed.complete).map(|path| {
+            let path = std::path::absolute(path).unwrap_or_else(|_| path.clone());
+            path.display().to_string()
+        }),
         teacher_forcing: computed.forced,
         settings: settings(args, &files, &streamed, text.as_ref(), kernels.path, options),
         totals: totals(&streamed, &steps, computed.seconds),
@@ -167,11 +184,6 @@ fn execute(args: &GenerateArgs, prepared: Prepared) -> Result<Exit, CommandError
     };
     eprint_text(&report.summary().text());
     deliver(args, &report, saved)
-}
-
-/// From here on Ctrl-C and SIGTERM set a flag.
-pub fn listen() -> Result<Interrupt, CommandError> {
-    Interrupt::listen().map_err(bad_input)
 }
 
 /// The result of a run.
@@ -343,9 +355,37 @@ fn request(
     Ok(Request {
         ids,
         count: if args.tf_check { 0 } else { args.r#gen as usize },
-        stop_ids: args.stop_id.clone(),
+        stop_ids: Vec::new(),
         full_recompute: args.full_recompute,
     })
+}
+
+/// The ids that end the run: those that were typed, and those of the checkpoint's files.
+fn ends(
+    args: &GenerateArgs,
+    folder: &Path,
+    files: &ModelFiles,
+    text: Option<&RunText>,
+) -> Result<Vec<EndId>, CommandError> {
+    let mut ends = Vec::new();
+    if !args.stop_id.is_empty() {
+        let (file, field) = (String::new(), "--stop-id".to_owned());
+        ends.push(EndId { file, field, ids: args.stop_id.clone(), token: None });
+    }
+    if !args.ignore_eos && !args.tf_check {
+        let texts = args.tokenizer.as_deref().unwrap_or(folder);
+        let named = end_ids(folder, &files.config, texts, text.map(|text| &text.tokenizer));
+        let hint = "--ignore-eos goes on without the end ids of the checkpoint";
+        ends.extend(named.map_err(|error| CommandError::from(error).hint(hint))?);
+    }
+    Ok(ends)
+}
+
+/// What names an id as an end.
+fn sources(ends: &[EndId], id: u32) -> String {
+    let naming = ends.iter().filter(|end| end.ids.contains(&id));
+    let places = naming.map(|end| format!("{} {}", end.file, end.field).trim_start().to_owned());
+    places.collect::<Vec<_>>().join(", ")
 }
 
 fn trace_header(
@@ -400,7 +440,7 @@ fn settings(
         layers: files.shape.layers.len(),
         layers_of_model: files.config.num_hidden_layers,
         mla_norm_eps: args.mla_norm_eps,
-        policy: args.model.policy.name(),
+        policy: args.policy.name(),
         prefill_chunk: options.chunk_tokens,
         full_recompute: args.full_recompute,
         packed_trunk: args.model.trunk.is_some(),

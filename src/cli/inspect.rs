@@ -7,11 +7,11 @@ use clap::Args;
 
 use super::model_args::{CheckpointArgs, open_partial, read_config};
 use super::output::{self, CommandError, OutputArgs, bad_input};
-use k3_checkpoint::ModelShape;
+use k3_checkpoint::{ModelShape, config as config_file};
 use k3_core::exit::Exit;
 use k3_core::host::provenance::{Provenance, default_threads};
 use k3_gates::audit::statistics::statistics;
-use k3_gates::audit::{Findings, census, end_ids};
+use k3_gates::audit::{census, end_ids};
 use k3_gates::glob::Glob;
 use k3_gates::report::inspect::{InspectReport, SCHEMA, Sizes};
 
@@ -36,18 +36,19 @@ pub struct InspectArgs {
 ///
 /// # Errors
 ///
-/// No folder (2), no readable config or checkpoint (3).
+/// No folder (2), no readable config or checkpoint, an end id that is none of its ids (3).
 pub fn run(args: &InspectArgs) -> Result<Exit, CommandError> {
     let start = Instant::now();
     let folder = args.checkpoint.folder()?;
-    output::check_writable(&args.output)?;
+    output::claim(&args.output, &[&folder], &[])?;
     let config = read_config(&folder)?;
     let shape = ModelShape::derive(&config)?;
     let checkpoint = open_partial(&folder)?;
-    let mut census = census::census(&checkpoint, &shape);
-    let mut file_problems = Findings::default();
-    let end_ids = end_ids::end_ids(&folder, &config, &mut file_problems);
-    census.problems.append(file_problems);
+    let mut notes: Vec<String> = checkpoint.notes().iter().map(ToString::to_string).collect();
+    let unread = config_file::unread(&folder.join("config.json"))?;
+    notes.extend(unread.iter().map(|field| format!("config.json: {field}")));
+    let census = census::census(&checkpoint, &shape);
+    let end_ids = end_ids::end_ids(&folder, &config, &folder, None)?;
 
     let globs: Vec<Glob> = args.tensor.iter().map(|glob| Glob::new(glob)).collect();
     let mut tensors = Vec::new();
@@ -72,7 +73,7 @@ pub fn run(args: &InspectArgs) -> Result<Exit, CommandError> {
         shards: checkpoint.shards().len(),
         missing_shards: checkpoint.missing_shards().to_vec(),
         has_index: checkpoint.has_index(),
-        notes: checkpoint.notes().iter().map(ToString::to_string).collect(),
+        notes,
         index_held_bytes: checkpoint.held_bytes(),
         census,
         end_ids,

@@ -16,8 +16,10 @@ use k3_checkpoint::{Checkpoint, ModelShape};
 use k3_core::Precision;
 use k3_core::config::{MLA_NORM_EPS, RawConfig};
 use k3_core::exit::Exit;
+use k3_core::host::claims::Output;
 use k3_core::host::interrupt::Interrupt;
 use k3_core::host::provenance::Provenance;
+use k3_core::seal::seal;
 use k3_engine::kernels::path::KernelPath;
 use k3_engine::kernels::table::Kernels;
 use k3_engine::model::{EngineOptions, Shape};
@@ -38,6 +40,7 @@ use k3_gates::report::layers::{
 };
 use k3_reference::Reader;
 use k3_reference::local::Arithmetic;
+use k3_render::Document;
 
 /// Compare the engine (or a foreign dump) with the f64 reference, layer by layer, on a whole or
 /// partial checkpoint.
@@ -106,7 +109,6 @@ pub struct LayersArgs {
 /// Runs the command.
 pub fn run(args: &LayersArgs) -> Result<Exit, CommandError> {
     let plan = Plan::check(args)?;
-    output::check_writable(&args.output)?;
     let pool = output::pool(plan.threads)?;
     pool.install(|| execute(args, plan))
 }
@@ -143,6 +145,18 @@ impl LayersArgs {
         self.seed.unwrap_or(SEED)
     }
 
+    /// Declares what is read and written.
+    fn claim(&self, model: &Path, is_file: bool) -> Result<(), CommandError> {
+        let input = is_file.then(|| Path::new(&self.input));
+        let others = [self.engine_dump.as_deref(), self.reference_model.as_deref(), input];
+        let read: Vec<&Path> = others.into_iter().flatten().chain([model]).collect();
+        let out = self.output.out.iter();
+        let files: Vec<PathBuf> =
+            out.flat_map(|out| [journal::JOURNAL, journal::CHAIN].map(|n| out.join(n))).collect();
+        let written: Vec<Output<'_>> = files.iter().map(|path| Output::File(path)).collect();
+        output::claim(&self.output, &read, &written)
+    }
+
     /// Options of drawn input are refused for given input.
     fn check_drawn(&self, is_given: bool) -> Result<(), CommandError> {
         let drawn = [("--seed", self.seed.is_some()), ("--prefill", self.prefill.is_some())];
@@ -175,6 +189,7 @@ impl Plan {
         let (model, range) = model_and_last(&args.places, args.model.as_deref(), "RANGE")?;
         let range = parse_range(&range)?;
         let folder = model_dir(model.as_deref())?;
+        args.claim(&folder, is_file)?;
         let config = read_config(&folder)?;
         let layers = range.resolve(config.num_hidden_layers);
         let layers = layers?;
@@ -313,7 +328,7 @@ fn execute(args: &LayersArgs, mut plan: Plan) -> Result<Exit, CommandError> {
     let dump = plan.dump.take();
     let mut run = prepare(args, &plan, (dump, arithmetic))?;
     resume_chain(args, &mut run.input)?;
-    let interrupt = Interrupt::listen().map_err(bad_input)?;
+    let interrupt = Interrupt::listen();
     let mut live = Live::new(args.output.format);
     report.kernels = run.kernels();
     run.again().clone_into(&mut report.provenance.again);
@@ -334,6 +349,10 @@ fn execute(args: &LayersArgs, mut plan: Plan) -> Result<Exit, CommandError> {
             continue;
         }
         let start = Instant::now();
+        interrupt.begin(&match step {
+            Step::Layer(layer) => format!("layer {layer}"),
+            _ => name.clone(),
+        });
         match run.step(step) {
             Ok(mut row) => {
                 if let Some(recorded) = &recorded {
@@ -517,10 +536,23 @@ pub(super) fn deliver(
     report: &LayersReport,
     is_printed: bool,
 ) -> Result<(), CommandError> {
-    if !is_printed {
-        return output::deliver(args, report, &report.document());
+    // A part is read again by `merge`, which has to see that nobody changed it.
+    if report.part.is_some() {
+        deliver_as(args, &seal(report).map_err(bad_input)?, &report.document(), is_printed)
+    } else {
+        deliver_as(args, report, &report.document(), is_printed)
     }
-    let document = report.document();
-    output::write_report(args, report, &document)?;
-    output::write_page(args, &document)
+}
+
+fn deliver_as(
+    args: &OutputArgs,
+    json: &impl serde::Serialize,
+    document: &Document,
+    is_printed: bool,
+) -> Result<(), CommandError> {
+    if !is_printed {
+        return output::deliver(args, json, document);
+    }
+    output::write_report(args, json, document)?;
+    output::write_page(args, document)
 }

@@ -9,6 +9,7 @@ use serde::Serialize;
 use super::output::{self, CommandError, OutputArgs, bad_input};
 use super::tolerance::ToleranceArgs;
 use k3_core::Precision;
+use k3_core::compare::ratio_text;
 use k3_core::exit::Exit;
 use k3_core::host::provenance::{Provenance, default_threads};
 use k3_gates::compare::{LogitComparison, LogitFile, compare_logits, id_list, unmasked};
@@ -103,7 +104,9 @@ impl Side {
 /// Runs the command.
 pub fn run(args: &LogitsArgs) -> Result<Exit, CommandError> {
     let start = Instant::now();
-    output::check_writable(&args.output)?;
+    let model = args.tolerance.model.as_deref();
+    let read: Vec<_> = [&*args.a, &*args.b].into_iter().chain(model).collect();
+    output::claim(&args.output, &read, &[])?;
     let (a, b) = (LogitFile::read(&args.a)?, LogitFile::read(&args.b)?);
     let vocabulary = vocabulary(args, &a, &b)?;
     if let Some(difference) = a.differs_in_ids(&b, vocabulary) {
@@ -280,7 +283,8 @@ fn numbers(comparison: &LogitComparison, vocabulary: usize) -> Table {
     if let Some(cosine) = record.cosine {
         row("cosine", format!("{cosine:.12}"));
     }
-    let ratio = record.ratio.map_or(String::new(), |ratio| format!(", ratio {ratio:.3e}"));
+    let ratio =
+        record.ratio.map_or(String::new(), |ratio| format!(", ratio {}", ratio_text(ratio)));
     let beyond = format!("{} of {} beyond", record.mismatches, record.count);
     let allowed =
         format!("{}, required {:.3e}{ratio}, {beyond}", record.tolerance, record.required);

@@ -7,6 +7,7 @@ use clap::Args;
 use super::layers::deliver;
 use super::output::{self, CommandError, OutputArgs, bad_input};
 use k3_core::exit::Exit;
+use k3_core::seal::unseal;
 use k3_gates::layers::merge::merge;
 use k3_gates::report::layers::{LayersReport, SCHEMA};
 
@@ -26,23 +27,24 @@ pub struct MergeArgs {
 
 /// Runs the command.
 pub fn run(args: &MergeArgs) -> Result<Exit, CommandError> {
-    output::check_writable(&args.output)?;
-    let parts: Result<Vec<_>, _> = args.parts.iter().map(|part| read(part)).collect();
+    let file = |part: &PathBuf| if part.is_dir() { part.join("report.json") } else { part.clone() };
+    let files: Vec<PathBuf> = args.parts.iter().map(file).collect();
+    output::claim(&args.output, &files.iter().map(|file| &**file).collect::<Vec<_>>(), &[])?;
+    let parts: Result<Vec<_>, _> = files.iter().map(|file| read(file)).collect();
     let report = merge(parts?)?;
     deliver(&args.output, &report, false)?;
     Ok(report.exit())
 }
 
-fn read(path: &Path) -> Result<(String, LayersReport), CommandError> {
-    let file = if path.is_dir() { path.join("report.json") } else { path.to_owned() };
+fn read(file: &Path) -> Result<(String, LayersReport), CommandError> {
     let name = file.display().to_string();
     let refused = |what: String| {
         bad_input(anyhow::anyhow!("{name}: {what}"))
             .hint("a part is the report.json that layers --part i/N --out DIR writes")
     };
-    let bytes = k3_core::host::files::read(&file).map_err(|error| refused(error.to_string()))?;
-    let report: LayersReport = serde_json::from_slice(&bytes)
-        .map_err(|error| refused(format!("not a report of layers: {error}")))?;
+    let bytes = k3_core::host::files::read(file).map_err(|error| refused(error.to_string()))?;
+    let report: LayersReport =
+        unseal(&bytes).map_err(|what| refused(format!("not the report of a part: {what}")))?;
     if report.schema != SCHEMA {
         return Err(refused(format!("expected schema {SCHEMA}, got {}", report.schema)));
     }

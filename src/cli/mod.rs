@@ -30,10 +30,10 @@ mod tolerance;
 
 use std::io::Write as _;
 
-use clap::{Parser, Subcommand};
+use clap::{ArgMatches, CommandFactory as _, FromArgMatches as _, Parser, Subcommand};
 
 use k3_core::exit::Exit;
-use k3_core::host::interrupt::Interrupt;
+use k3_core::host::interrupt::{self, Interrupt};
 pub use output::CommandError;
 
 /// A verification-first harness for Kimi K3.
@@ -89,8 +89,8 @@ enum Command {
 /// Parses the process's arguments, runs the command and says how to exit.
 #[must_use]
 pub fn main() -> Exit {
-    let cli = match parsed() {
-        Ok(cli) => cli,
+    let (cli, typed) = match parsed() {
+        Ok(parsed) => parsed,
         Err(exit) => return exit,
     };
     if let Err(error) = prepare() {
@@ -108,7 +108,7 @@ pub fn main() -> Exit {
         Command::Generate(args) => generate::run(args),
         Command::Bench(args) => bench::run(args),
         Command::Pack(args) => pack::run(args),
-        Command::Plan(args) => plan::run(args),
+        Command::Plan(args) => plan::run(args, &typed),
         Command::Inspect(args) => inspect::run(args),
         Command::Check(args) => check::run(args),
         Command::Layers(args) => layers::run(args),
@@ -116,15 +116,22 @@ pub fn main() -> Exit {
         Command::Tokenize(args) => tokenize::run(args),
         Command::Completions { shell } => completions(*shell),
     };
+    interrupt::wait_for_the_end();
     match result {
         Ok(exit) => exit,
         Err(error) => output::report_error(&error),
     }
 }
 
-/// The arguments, or how to exit: help that cannot be written is an error.
-fn parsed() -> Result<Cli, Exit> {
-    Cli::try_parse().map_err(|error| {
+/// The arguments, and which of them were typed for the subcommand, or how to exit: help that cannot
+/// be written is an error.
+fn parsed() -> Result<(Cli, ArgMatches), Exit> {
+    let matches = Cli::command().try_get_matches();
+    let parsed = matches.and_then(|matches| {
+        let typed = matches.subcommand().map(|(_, typed)| typed.clone()).unwrap_or_default();
+        Ok((Cli::from_arg_matches(&matches)?, typed))
+    });
+    parsed.map_err(|error| {
         let written = error.print().and_then(|()| std::io::stdout().flush());
         match output::quiet_pipe(written) {
             Err(error) => output::report_error(&error),
@@ -137,6 +144,7 @@ fn parsed() -> Result<Cli, Exit> {
 /// Signals and threads of the process.
 fn prepare() -> Result<(), CommandError> {
     let refused = |error: anyhow::Error| CommandError::new(error, Exit::Refused);
+    k3_core::host::memory::expect_limits();
     Interrupt::end_others().map_err(|e| refused(anyhow::anyhow!("cannot start a thread: {e}")))?;
     // The first parallel loop would start it, and panic where it cannot.
     let global = rayon::ThreadPoolBuilder::new().build_global();
@@ -145,7 +153,7 @@ fn prepare() -> Result<(), CommandError> {
 
 fn completions(shell: clap_complete::Shell) -> Result<Exit, CommandError> {
     let mut script = Vec::new();
-    let mut command = <Cli as clap::CommandFactory>::command();
+    let mut command = Cli::command();
     clap_complete::generate(shell, &mut command, "k3-verify", &mut script);
     output::quiet_pipe(std::io::stdout().write_all(&script))?;
     Ok(Exit::Conforms)

@@ -151,19 +151,3 @@ pub fn check_ids(ids: &[u32], config: &RawConfig) -> Result<(), CommandError> {
         )),
     }
 }
-
-/// Refuses a file that cannot be written before any long work.
-pub fn check_target(out: &Path) -> Result<(), CommandError> {
-    if out.is_dir() {
-        let message = format!("{}: expected a file to write, got a folder", out.display());
-        return Err(usage(message, "name the file itself"));
-    }
-    let folder = match out.parent() {
-        Some(folder) if !folder.as_os_str().is_empty() => folder,
-        _ => Path::new("."),
-    };
-    tempfile::tempfile_in(folder).map(|_| ()).map_err(|error| {
-        let error = anyhow::anyhow!("{}: cannot write: {error}", out.display());
-        bad_input(error).hint("its folder must exist and be writable")
-    })
-}

@@ -11,6 +11,7 @@ use rayon::{ThreadPool, ThreadPoolBuilder};
 
 use k3_core::exit::{Exit, Exits};
 use k3_core::host::files::replace_file;
+use k3_core::host::{claims, files};
 use k3_render::{Document, json};
 
 /// The format of the report on stdout.
@@ -94,7 +95,9 @@ pub fn bad_input(error: impl Into<anyhow::Error>) -> CommandError {
 
 /// Sets the number of worker threads; 0 for one per processor.
 pub fn pool(threads: usize) -> Result<ThreadPool, CommandError> {
-    ThreadPoolBuilder::new().num_threads(threads).build().map_err(bad_input)
+    let pool = ThreadPoolBuilder::new().num_threads(threads).build();
+    let refused = |error| anyhow::anyhow!("cannot start {threads} threads: {error}");
+    pool.map_err(|error| CommandError::new(refused(error), Exit::Refused))
 }
 
 /// Writes the error to stderr and returns its exit code.
@@ -198,14 +201,48 @@ pub fn write_page(args: &OutputArgs, document: &Document) -> Result<(), CommandE
     write_whole(&folder.join("report.html"), document.page(&figures).as_bytes())
 }
 
-/// Refuses a folder that cannot be written before any long work.
-pub fn check_writable(args: &OutputArgs) -> Result<(), CommandError> {
-    let Some(folder) = &args.out else {
+/// Files of every report, besides its figures.
+const REPORT_FILES: &[&str] = &["report.json", "report.txt", "report.html"];
+
+/// Declares what a command reads and writes, `--out` included, before any work.
+///
+/// # Errors
+/// An output that is an input or in a folder that is read, is another output, or is there and no
+/// file (2); one that cannot be written (3).
+pub fn claim(
+    args: &OutputArgs,
+    inputs: &[&Path],
+    outputs: &[claims::Output<'_>],
+) -> Result<(), CommandError> {
+    let reports = args.out.as_deref().map(|out| claims::Output::Reports(out, REPORT_FILES));
+    let all: Vec<_> = outputs.iter().copied().chain(reports).collect();
+    claims::check(inputs, &all).map_err(usage)?;
+    let is_writable = |folder: &Path| tempfile::tempfile_in(folder).map(|_| ());
+    if let Some(folder) = &args.out {
+        let made = fs::create_dir_all(folder).and_then(|()| is_writable(folder));
+        made.map_err(|error| unwritable(folder, &error))?;
+    }
+    for output in outputs {
+        if let claims::Output::File(path) = output {
+            let error =
+                is_writable(files::folder_of(path)).map_err(|error| unwritable(path, &error));
+            error.map_err(|error| error.hint("its folder must exist and be writable"))?;
+        }
+    }
+    Ok(())
+}
+
+/// Refuses a large file that the disk has no room for, before any work.
+pub fn check_space(path: &Path, bytes: u64) -> Result<(), CommandError> {
+    let folder = files::folder_of(path);
+    let free = files::free_bytes(folder).map_err(|error| unwritable(path, &error))?;
+    if bytes <= free {
         return Ok(());
-    };
-    fs::create_dir_all(folder)
-        .and_then(|()| tempfile::tempfile_in(folder).map(|_| ()))
-        .map_err(|error| unwritable(folder, &error))
+    }
+    let path = path.display();
+    let what =
+        format!("{path}: expected room for {bytes} bytes, {free} bytes are free on its disk");
+    Err(CommandError::new(anyhow::anyhow!(what), Exit::Refused).hint("nothing was written"))
 }
 
 /// Writes a file whole or not at all.

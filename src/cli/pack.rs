@@ -8,10 +8,12 @@ use std::time::Instant;
 use clap::Args;
 use indicatif::{ProgressBar, ProgressStyle};
 
-use super::generate::{eprint_text, listen};
+use super::generate::eprint_text;
 use super::model_args::model_and_out;
 use super::output::{self, CommandError, OutputArgs};
 use k3_core::exit::Exit;
+use k3_core::host::claims::Output;
+use k3_core::host::interrupt::Interrupt;
 use k3_engine::memory::plan::in_units;
 use k3_engine::stream::ModelFiles;
 use k3_engine::stream::pack;
@@ -33,9 +35,9 @@ pub struct PackArgs {
 
 /// Runs the command.
 pub fn run(args: &PackArgs) -> Result<Exit, CommandError> {
-    output::check_writable(&args.output)?;
-    let interrupt = listen()?;
     let (model, out) = model_and_out(&args.places, args.model.as_deref())?;
+    output::claim(&args.output, &[&model], &[Output::Folder(&out)])?;
+    let interrupt = Interrupt::listen();
     let files = ModelFiles::open(&model, None, None)?;
     let start = Instant::now();
     let bar = bar();

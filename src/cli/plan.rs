@@ -2,7 +2,8 @@
 
 use std::path::{Path, PathBuf};
 
-use clap::Args;
+use clap::parser::ValueSource;
+use clap::{ArgMatches, Args};
 
 use super::generate::{self, ModelArgs};
 use super::model_args::{given_twice, model_and_last, model_dir, parse_range, usage};
@@ -10,6 +11,7 @@ use super::output::{self, CommandError, OutputArgs};
 use super::plan_layers::{self, Emit, PlanLayersArgs};
 use k3_core::exit::Exit;
 use k3_core::host::memory;
+use k3_core::host::provenance::default_threads;
 use k3_engine::memory::plan::in_units;
 use k3_engine::stream::ModelFiles;
 use k3_gates::layers::range::LayerRange;
@@ -19,9 +21,9 @@ use k3_text::K3_VOCABULARY;
 /// Arguments of `plan`.
 #[derive(Debug, Args)]
 pub struct PlanArgs {
-    /// The checkpoint, unless --model or K3_MODEL names it, and a RANGE (both ends included, 0..92
-    /// is all 93 layers) to plan a `layers` run: config and index are enough for that, and without
-    /// a checkpoint the release is planned
+    /// The checkpoint, unless --model or K3_MODEL names it: the memory of `generate` on it is
+    /// planned. With a RANGE (both ends included, 0..92 is all 93 layers) a `layers` run is: config
+    /// and index are enough for that, and without a checkpoint the release is planned
     #[arg(value_name = "[MODEL] [RANGE]", num_args = 0..=2)]
     places: Vec<PathBuf>,
     /// The checkpoint
@@ -43,28 +45,33 @@ pub struct PlanArgs {
 ///
 /// # Errors
 /// [`CommandError`]: a model that cannot be read (3), a run that would not fit (5).
-pub fn run(args: &PlanArgs) -> Result<Exit, CommandError> {
+pub fn run(args: &PlanArgs, typed: &ArgMatches) -> Result<Exit, CommandError> {
     let (model, range) = places(args)?;
+    refuse_without_effect(typed, range.is_some(), args.of_layers.emit)?;
     if let Some(range) = range {
         return plan_layers::run(&args.of_layers, &range, model.as_deref(), &args.output);
     }
-    output::check_writable(&args.output)?;
     let folder = model_dir(model.as_deref())?;
     let layers = args.model.layers.map(|layers| layers as usize);
     let trunk = args.model.trunk.as_deref();
+    let read: Vec<_> = trunk.into_iter().chain([&*folder]).collect();
+    output::claim(&args.output, &read, &[])?;
     let files = ModelFiles::open(&folder, layers, trunk)?;
     let positions = args.positions as usize;
     // A model with text output needs a tokenizer, which is not open yet.
     let tokenizer = (files.config.vocab_size == K3_VOCABULARY).then_some(0);
-    let plan = generate::plan(&args.model, &files, positions, 1, tokenizer)?;
+    let threads = default_threads();
+    let plan = generate::plan(&args.model, &files, (positions, 1), tokenizer, threads)?;
     let available = memory::available();
     let say = |bytes: Option<u64>| bytes.map_or("not known".to_owned(), in_units);
     let mut document = Document::new(format!("memory plan for {positions} positions"));
     document.table(plan.table());
+    let limit = |bytes: Option<u64>| bytes.map_or("no limit".to_owned(), in_units);
     document.line(format!(
-        "free on this machine {}, in its control group {}",
+        "free on this machine {}, in its control group {}, in its address space {}",
         say(available.machine_bytes),
-        available.group_bytes.map_or("no limit".to_owned(), in_units),
+        limit(available.group_bytes),
+        limit(available.address_bytes),
     ));
     let json = serde_json::json!({
         "schema": "k3-verify/plan/1",
@@ -75,6 +82,7 @@ pub fn run(args: &PlanArgs) -> Result<Exit, CommandError> {
             "machine_bytes": available.machine_bytes,
             "group_bytes": available.group_bytes,
             "group_limit_bytes": available.group_limit_bytes,
+            "address_bytes": available.address_bytes,
         },
     });
     output::deliver(&args.output, &json, &document)?;
@@ -99,24 +107,46 @@ fn places(args: &PlanArgs) -> Result<(Option<PathBuf>, Option<LayerRange>), Comm
             (model, Some(parse_range(&range)?))
         }
     };
-    if range.is_none() && (args.of_layers.parts > 1 || args.of_layers.emit != Emit::List) {
-        let message = "--parts and --emit need a RANGE of layers";
-        return Err(usage(message, "give a RANGE such as 0..92"));
-    }
-    let of_runs = [
-        ("--trunk", args.model.trunk.is_some()),
-        ("--memory", args.model.memory.is_some()),
-        ("--preset", args.model.preset.is_some()),
-        ("--trunk-gb", args.model.trunk_gb.is_some()),
-        ("--cache-gb", args.model.cache_gb.is_some()),
-        ("--expert-slots", args.model.expert_slots.is_some()),
-        ("--ring", args.model.ring.is_some()),
-        ("--layers", args.model.layers.is_some()),
-    ];
-    let given = of_runs.iter().find(|(_, given)| *given);
-    if let (Some(_), Some((option, _))) = (&range, given) {
-        let message = format!("{option} does not apply to a RANGE of layers");
-        return Err(usage(message, "leave out RANGE, or the option"));
-    }
     Ok((model, range))
+}
+
+/// Refuses options that would change nothing: those of a run without a RANGE, those of a RANGE, and
+/// of these those that what is emitted does not show.
+fn refuse_without_effect(
+    typed: &ArgMatches,
+    is_range: bool,
+    emit: Emit,
+) -> Result<(), CommandError> {
+    let of_runs = [
+        "trunk",
+        "memory",
+        "preset",
+        "trunk_gb",
+        "cache_gb",
+        "expert_slots",
+        "ring",
+        "prefill_chunk",
+        "layers",
+        "positions",
+    ];
+    let of_ranges = ["parts", "emit", "scheduler", "tokens", "base_url"];
+    let (others, what, hint) = match (is_range, emit) {
+        (false, _) => (&of_ranges[..], "without a RANGE of layers", "give a RANGE such as 0..92"),
+        (true, _) => (&of_runs[..], "to a RANGE of layers", "leave out RANGE, or the option"),
+    };
+    let shown: &[&str] = match emit {
+        Emit::List => &["scheduler", "base_url"],
+        Emit::Urls => &["scheduler", "tokens", "parts"],
+        Emit::Script => &[],
+    };
+    let is_typed = |id: &&&str| typed.value_source(id) == Some(ValueSource::CommandLine);
+    let option = |id: &str| format!("--{}", id.replace('_', "-"));
+    if let Some(id) = others.iter().find(is_typed) {
+        return Err(usage(format!("{} does not apply {what}", option(id)), hint));
+    }
+    let unseen = shown.iter().find(is_typed).filter(|_| is_range);
+    unseen.map_or(Ok(()), |id| {
+        let message = format!("{} does not change what this --emit prints", option(id));
+        Err(usage(message, "--emit script uses it"))
+    })
 }

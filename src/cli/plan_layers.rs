@@ -42,24 +42,23 @@ pub enum Scheduler {
 #[derive(Debug, Args)]
 pub struct PlanLayersArgs {
     /// Number of machines to split the layers over
-    #[arg(long, value_name = "N", default_value_t = 1, requires = "places",
+    #[arg(long, value_name = "N", default_value_t = 1,
         value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub parts: u16,
     /// What to print
-    #[arg(long, value_enum, default_value_t = Emit::List, requires = "places")]
+    #[arg(long, value_enum, default_value_t = Emit::List)]
     pub emit: Emit,
     /// What runs the script
-    #[arg(long, value_enum, default_value_t = Scheduler::Slurm, requires = "places")]
+    #[arg(long, value_enum, default_value_t = Scheduler::Slurm)]
     pub scheduler: Scheduler,
     /// Tokens fed to each layer
-    #[arg(long, value_name = "N", default_value_t = 10, requires = "places",
+    #[arg(long, value_name = "N", default_value_t = 10,
         value_parser = clap::value_parser!(u16).range(1..=4096))]
     pub tokens: u16,
     /// Base URL of the files
     #[arg(
         long,
         value_name = "URL",
-        requires = "places",
         default_value = "https://huggingface.co/moonshotai/Kimi-K3/resolve/main"
     )]
     pub base_url: String,
@@ -93,11 +92,9 @@ pub fn run(
     out: &OutputArgs,
 ) -> Result<Exit, CommandError> {
     let start = Instant::now();
-    output::check_writable(out)?;
-    let (files, shape) = match named_model(model) {
-        Some(folder) => of_folder(&model_dir(Some(&folder))?)?,
-        None => Files::of_release()?,
-    };
+    let folder = named_model(model).map(|folder| model_dir(Some(&folder))).transpose()?;
+    output::claim(out, &folder.as_deref().into_iter().collect::<Vec<_>>(), &[])?;
+    let (files, shape) = folder.as_deref().map_or_else(|| Ok(Files::of_release()?), of_folder)?;
     let layers = range.resolve(shape.layers.len());
     let layers = layers.map_err(|error| CommandError::new(error, Exit::Usage))?;
     let count = usize::from(args.parts);
@@ -109,7 +106,8 @@ pub fn run(
     let tokens = usize::from(args.tokens);
     let parts = plan(&files, &shape, &layers, count, tokens);
     let typed = range.to_string();
-    let job = Job { range: &typed, base_url: args.base_url.trim_end_matches('/'), parts: &parts };
+    let base_url = args.base_url.trim_end_matches('/');
+    let job = Job { range: &typed, base_url, tokens, parts: &parts };
     let document = match (args.emit, args.scheduler) {
         (Emit::List, _) => list(&typed, &shape, &parts),
         (Emit::Urls, _) => Document::of_lines(&script::urls(&job).join("\n")),

@@ -11,6 +11,7 @@ use super::output::{self, CommandError, bad_input};
 use k3_cache::trace;
 use k3_cache::trace::Trace;
 use k3_core::exit::Exit;
+use k3_core::host::claims::Output;
 use k3_core::host::provenance::Provenance;
 use k3_simcache::measured;
 use k3_simcache::measured::MeasuredLimit;
@@ -22,6 +23,9 @@ use k3_simcache::study::StudyPlan;
 pub fn run(args: &SimcacheArgs) -> Result<Exit, CommandError> {
     let begin = Instant::now();
     let shape = args.shape()?;
+    let read: Vec<&Path> = args.traces.iter().chain(&args.measured).map(|path| &**path).collect();
+    let written: Vec<_> = args.csv.iter().map(|path| Output::File(path)).collect();
+    output::claim(&args.output, &read, &written)?;
     let mut traces = Vec::new();
     for path in &args.traces {
         let trace = trace::read(path, &shape, &args.stated())
@@ -31,7 +35,6 @@ pub fn run(args: &SimcacheArgs) -> Result<Exit, CommandError> {
     }
     let measured = args.measured.as_deref().map(read_measured).transpose()?;
     let plan = args.plan(&traces[0], measured)?;
-    output::check_writable(&args.output)?;
     let pool = output::pool(args.threads.count())?;
     let mut report = pool.install(|| study_and_export(traces, &plan, args))?;
     report.provenance = provenance(args, begin);

@@ -12,6 +12,7 @@ use super::choice::choice;
 use super::output::{self, CommandError, OutputArgs};
 use super::threads::ThreadsArgs;
 use k3_core::exit::Exit;
+use k3_core::host::claims::Output;
 use k3_core::host::provenance::Provenance;
 use k3_synth::draw::Content;
 use k3_synth::folder::{Job, Survey};
@@ -76,7 +77,7 @@ pub fn run(args: &SynthArgs) -> Result<Exit, CommandError> {
     let preset = args.shape.unwrap_or(if args.sparse { Preset::K3 } else { Preset::Tiny });
     let overrides = Overrides { layers: args.layers, experts: args.experts, vocab: args.vocab };
     let model = SynthModel::new(preset, overrides, args.seed)?;
-    output::check_writable(&args.output)?;
+    output::claim(&args.output, &[], &[Output::Folder(&args.folder)])?;
     let job = Job {
         layout: Layout { model: &model, vision: args.sparse && preset == Preset::K3 },
         content: if args.sparse {

@@ -24,8 +24,11 @@ const SCHEMA: &str = "k3-verify/tokenize/1";
 #[derive(Debug, Args)]
 pub struct TokenizeArgs {
     /// File to read, - for stdin: text in UTF-8, or ids with --decode
-    #[arg(value_name = "FILE")]
-    input: PathBuf,
+    #[arg(value_name = "FILE", required_unless_present = "text")]
+    input: Option<PathBuf>,
+    /// The text itself, or the ids with --decode
+    #[arg(long, value_name = "TEXT", conflicts_with = "input")]
+    text: Option<String>,
     /// Folder with tiktoken.model and tokenizer_config.json [default: K3's vocabulary, built in]
     #[arg(long, value_name = "DIR")]
     tokenizer: Option<PathBuf>,
@@ -45,7 +48,14 @@ pub struct TokenizeArgs {
 /// # Errors
 /// A file that is missing, not UTF-8 or not a vocabulary; an id without a token (3).
 pub fn run(args: &TokenizeArgs) -> Result<Exit, CommandError> {
-    let input = read_text(&args.input, MAX_INPUT_BYTES)?;
+    let input = match (&args.text, &args.input) {
+        (Some(text), _) => text.clone(),
+        (None, Some(path)) => read_text(path, MAX_INPUT_BYTES).map_err(|error| {
+            let is_text = name_of(path) != "stdin" && !path.exists();
+            if is_text { error.hint("--text TEXT takes the text itself") } else { error }
+        })?,
+        (None, None) => return Err(output::usage("expected FILE or --text TEXT")),
+    };
     let tokenizer = match &args.tokenizer {
         Some(folder) => Tokenizer::open(folder),
         None => Tokenizer::built_in(),
@@ -73,7 +83,8 @@ pub fn run(args: &TokenizeArgs) -> Result<Exit, CommandError> {
 }
 
 fn bad_ids(args: &TokenizeArgs, what: &str) -> CommandError {
-    let error = anyhow::anyhow!("{}: {what}", name_of(&args.input));
+    let name = args.input.as_deref().map_or("--text".to_owned(), name_of);
+    let error = anyhow::anyhow!("{name}: {what}");
     bad_input(error).hint(format!(
         "ids are decimal numbers below {K3_VOCABULARY}, separated by commas or white space"
     ))

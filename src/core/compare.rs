@@ -5,6 +5,8 @@
 //! are spread, and the tolerance that would have been required to pass. Unequal lengths, values
 //! that are not finite and empty comparisons never pass, whatever the tolerance.
 
+use std::cmp::Ordering;
+
 use serde::Serialize;
 
 /// The tolerance of a comparison.
@@ -227,6 +229,8 @@ fn scan_elements(
             (worst_rel, at_rel) = (difference / e.abs(), Some(index));
         }
         let ratio = if difference == 0.0 { 0.0 } else { difference / allowance };
+        // The quotient of two neighbours may round to 1.
+        let ratio = if beyond { ratio.max(1.0_f64.next_up()) } else { ratio };
         // Beyond a tolerance of nothing every ratio is infinite: the largest difference decides.
         if ratio > worst_ratio || (ratio == worst_ratio && difference > record.required) {
             worst_ratio = ratio;
@@ -285,8 +289,40 @@ fn ulp_distance_f32(got: f64, expected: f64) -> u64 {
     ordered(got).abs_diff(ordered(expected))
 }
 
+/// A ratio to a tolerance in three digits, rounded to the nearest that lies on its side of 1: what
+/// passes must not read as what fails, nor the other way round.
+#[must_use]
+pub fn ratio_text(ratio: f64) -> String {
+    let text = format!("{ratio:.2e}");
+    match (text.as_str(), ratio.partial_cmp(&1.0)) {
+        ("1.00e0", Some(Ordering::Less)) => "9.99e-1".to_owned(),
+        ("1.00e0", Some(Ordering::Greater)) => "1.01e0".to_owned(),
+        _ => text,
+    }
+}
+
 #[cfg(test)]
 mod tests {
+    /// Just under 1, at 1, just above, and what has nothing to do with 1.
+    #[test]
+    fn a_ratio_is_printed_on_its_side_of_the_tolerance() {
+        for (ratio, text) in [
+            (0.994, "9.94e-1"),
+            (0.999_9, "9.99e-1"),
+            (1.0 - f64::EPSILON, "9.99e-1"),
+            (1.0, "1.00e0"),
+            (1.0 + f64::EPSILON, "1.01e0"),
+            (1.004, "1.01e0"),
+            (1.006, "1.01e0"),
+            (0.0, "0.00e0"),
+            (0.000_999_96, "1.00e-3"),
+            (f64::INFINITY, "inf"),
+            (f64::NAN, "NaN"),
+        ] {
+            assert_eq!(ratio_text(ratio), text);
+        }
+    }
+
     use super::*;
 
     fn absolute(got: &[f64], expected: &[f64], tolerance: f64) -> Comparison {

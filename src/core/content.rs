@@ -37,7 +37,24 @@ pub fn known_form(bytes: &[u8]) -> Option<&'static str> {
     if looks_like_safetensors(bytes) {
         return Some("a safetensors file");
     }
-    text_form(&bytes[..bytes.len().min(LOOKED_AT)])
+    let start = &bytes[..bytes.len().min(LOOKED_AT)];
+    if is_utf16(start) {
+        return Some("UTF-16 text: save it as UTF-8");
+    }
+    text_form(start)
+}
+
+/// Text in two bytes a character, with or without a mark: every second byte is zero, the others
+/// are ASCII.
+fn is_utf16(start: &[u8]) -> bool {
+    let (pairs, _) = start.as_chunks::<2>();
+    let pairs = pairs.strip_prefix(&[[0xff, 0xfe]]).unwrap_or(pairs);
+    let pairs = pairs.strip_prefix(&[[0xfe, 0xff]]).unwrap_or(pairs);
+    let is_ascii = |byte: u8| matches!(byte, b' '..=b'~' | b'\n' | b'\r' | b'\t');
+    pairs.len() >= SHORTEST_TEXT
+        && [0, 1]
+            .iter()
+            .any(|&zero| pairs.iter().all(|pair| pair[zero] == 0 && is_ascii(pair[1 - zero])))
 }
 
 /// Whether bytes begin as a safetensors file does: a plausible header length, then a brace.
@@ -86,6 +103,8 @@ mod tests {
             (&b"\x93NUMPY\x01\x00"[..], "NumPy"),
             (b"PK\x03\x04abcd", "ZIP"),
             (b"GGUF\x03\0\0\0", "GGUF"),
+            (b"\xff\xfe[\x001\0,\x002\0,\x003\0,\x004\0", "UTF-16"),
+            (b"\0[\x001\0,\x002\0,\x003\0,\x004", "UTF-16"),
             (b"\x1f\x8b\x08\0", "gzip"),
             (b"\x80\x02\x8a\x0a", "pickle"),
             (b"1.5,2.5\n3.5,4.5\n", "CSV"),

@@ -11,9 +11,11 @@ pub mod content;
 pub mod exit;
 mod hex;
 pub mod host;
+pub mod listing;
 pub mod npy;
 mod precision;
 pub mod random;
+pub mod seal;
 pub mod stages;
 
 pub use hex::hex;

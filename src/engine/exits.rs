@@ -12,6 +12,7 @@ impl Exits for EngineError {
             Self::NonFiniteLogits { .. } | Self::RouterNan { .. } => Exit::Disagrees,
             Self::TokenId { .. } => Exit::Usage,
             Self::Interrupted => Exit::Incomplete,
+            Self::Threads(_) => Exit::Refused,
             _ => Exit::BadInput,
         }
     }

@@ -1,7 +1,8 @@
 //! Kimi Delta Attention (MODEL.md section 2.3, clauses K1 to K13).
 //!
-//! Plain steps for all tokens of a call, then the recurrence token by token. No chunked form: the
-//! state is exactly what one token after the other leaves.
+//! Plain steps for all tokens of a call, then the recurrence token by token; its equation is
+//! [`super::released::delta_step`]. No chunked form: the state is exactly what one token after the
+//! other leaves.
 
 use super::error::ReferenceError;
 use super::formulas::{Formulas, NormSite, Part};
@@ -124,7 +125,7 @@ impl KdaWeights {
         let stored_a_log = reader.f32_vector(&name("A_log"), &[head_dim])?;
         let a_log = (formulas.decay_rates)(&stored_a_log, heads).map_err(|(index, got)| {
             let what = format!("expected 0, since it is padding, got {got}");
-            reader.malformed(format!("layer {layer}: A_log[{index}]"), what)
+            reader.malformed(&name("A_log"), format!("layer {layer}: A_log[{index}]"), what)
         })?;
         Ok(Self {
             projections: [projection("q")?, projection("k")?, projection("v")?],
@@ -240,8 +241,8 @@ fn log_decay(pass: &Pass<'_>, weights: &KdaWeights, z: &Rows) -> Rows {
     })
 }
 
-/// K13: the delta rule, token by token, head by head, from the S \[H, D, D\] that the last call
-/// left; gives o \[T, P\].
+/// The recurrence: one [`super::released::delta_step`] (K9 to K11) after the other, head by head,
+/// from the S \[H, D, D\] that the last call left (K13); gives o \[T, P\].
 pub fn recurrence(
     pass: &Pass<'_>,
     inputs: &RecurrenceInputs,

@@ -199,7 +199,7 @@ impl ExpertSource {
                 let layer = self.layer;
                 let at = format!("layer {layer}, expert {expert}, {matrix}.weight_scale");
                 let what = "expected a scale byte of 0..254, got 255 (NaN)".to_owned();
-                self.reader.malformed(format!("{at}, row {row}, group {group}"), what)
+                self.reader.malformed(&scale, format!("{at}, row {row}, group {group}"), what)
             })?;
             decoded.push(Matrix::Mxfp4(Box::new(codes)));
         }

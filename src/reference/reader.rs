@@ -90,17 +90,18 @@ impl Reader {
             for name in reader.shard(&shard)?.metadata.offset_keys() {
                 if let Some(other) = reader.shard_of.insert(name.clone(), shard.clone()) {
                     let what = format!("it is in {other} and in {shard}");
-                    return Err(reader.malformed(name, what));
+                    return Err(reader.malformed(&name.clone(), name, what));
                 }
             }
         }
         Ok(reader)
     }
 
-    /// The folder blamed for what was read out of several of its files.
+    /// The file of a tensor blamed for a value in it.
     #[must_use]
-    pub fn malformed(&self, at: String, what: String) -> ReferenceError {
-        ReferenceError::Malformed { path: self.folder.clone(), at, what }
+    pub fn malformed(&self, tensor: &str, at: String, what: String) -> ReferenceError {
+        let file = self.shard_of.get(tensor).map(|file| self.folder.join(file));
+        ReferenceError::Malformed { path: file.unwrap_or_else(|| self.folder.clone()), at, what }
     }
 
     /// The names of all tensors, in no order.

@@ -13,7 +13,7 @@
 use k3_core::choice::Choice;
 use serde::Serialize;
 
-use k3_cache::trace::{Chunk, Demand, Phase, Step, Trace};
+use k3_cache::trace::{Chunk, Demand, Phase, Step, Trace, router};
 
 /// Which order to study.
 #[derive(Debug, Clone, Copy, PartialEq, Eq, Serialize)]
@@ -72,8 +72,10 @@ pub enum Recognition {
     Recompute(RecomputeEvidence),
     /// Passes through the layers whose rows do not repeat: state was carried.
     Incremental {
-        /// Positions of each pass.
+        /// Positions of each pass; of one that holds unions, at least so many.
         positions_per_sweep: Vec<u32>,
+        /// Passes that hold, for each layer, the union of what their positions chose.
+        union_sweep_count: usize,
         /// Why it is not recompute.
         reason: String,
     },
@@ -84,12 +86,14 @@ pub enum Recognition {
     },
 }
 
-/// One pass through the layers: a range of demands, `positions` in every layer.
+/// One pass through the layers: a range of demands, `positions` in every layer, or in a union at
+/// least so many.
 #[derive(Debug, Clone, Copy)]
 struct Sweep {
     first: usize,
     end: usize,
     positions: usize,
+    is_union: bool,
 }
 
 /// Reads the order of a trace.
@@ -102,7 +106,8 @@ pub fn recognise(trace: &Trace) -> Recognition {
         Ok(evidence) => Recognition::Recompute(evidence),
         Err(reason) => {
             let positions_per_sweep = sweeps.iter().map(|sweep| sweep.positions as u32).collect();
-            Recognition::Incremental { positions_per_sweep, reason }
+            let union_sweep_count = sweeps.iter().filter(|sweep| sweep.is_union).count();
+            Recognition::Incremental { positions_per_sweep, union_sweep_count, reason }
         }
     }
 }
@@ -123,15 +128,17 @@ pub fn mark_steps(trace: &mut Trace, recognition: &Recognition) {
         let positions = sweep.positions as u32;
         let (phase, first_position) = match (recompute, positions) {
             (true, _) => (Phase::Recompute, 0),
-            (false, 1) if index > 0 => (Phase::Decode, next_position),
+            (false, 1) if index > 0 && !sweep.is_union => (Phase::Decode, next_position),
             (false, _) => (Phase::Prefill, next_position),
         };
         next_position = first_position + positions;
         trace.steps.push(Step { phase, first_position, position_count: positions });
         trace.chunks.push(Chunk { step: index as u32, first_position, position_count: positions });
-        for (row, demand) in trace.demands[sweep.first..sweep.end].iter_mut().enumerate() {
-            demand.chunk = index as u32;
-            demand.position = first_position + row as u32 % positions;
+        let pass = &mut trace.demands[sweep.first..sweep.end];
+        for layer in pass.chunk_by_mut(|a, b| a.layer == b.layer) {
+            for (demand, position) in layer.iter_mut().zip(first_position..) {
+                (demand.chunk, demand.position) = (index as u32, position);
+            }
         }
     }
 }
@@ -174,12 +181,7 @@ pub fn relinearise(trace: &Trace) -> Option<Trace> {
 
 /// Cuts the demands into passes and checks that each is complete.
 fn find_sweeps(trace: &Trace) -> Result<Vec<Sweep>, String> {
-    let demands = &trace.demands;
-    if let Some(short) = demands.iter().position(|demand| demand.count != trace.shape.top_k) {
-        let count = demands[short].count;
-        let top_k = trace.shape.top_k;
-        return Err(format!("demand {short} has {count} experts where top-k is {top_k}"));
-    }
+    let (demands, top_k) = (&trace.demands, trace.shape.top_k);
     let mut bounds = vec![0];
     bounds.extend((1..demands.len()).filter(|&i| demands[i].layer < demands[i - 1].layer));
     bounds.push(demands.len());
@@ -187,6 +189,19 @@ fn find_sweeps(trace: &Trace) -> Result<Vec<Sweep>, String> {
     let mut sweeps = Vec::with_capacity(bounds.len() - 1);
     for (index, bound) in bounds.windows(2).enumerate() {
         let (first, end) = (bound[0], bound[1]);
+        let pass = &demands[first..end];
+        let asked = pass.chunk_by(|a, b| a.layer == b.layer);
+        if asked.clone().map(|run| run[0].layer).eq(layers.iter().copied())
+            && router::is_union(trace, pass)
+        {
+            let positions = asked.map(<[Demand]>::len).max().unwrap_or(0);
+            sweeps.push(Sweep { first, end, positions, is_union: true });
+            continue;
+        }
+        if let Some(short) = pass.iter().position(|demand| demand.count != top_k) {
+            let (count, short) = (pass[short].count, first + short);
+            return Err(format!("demand {short} has {count} experts where top-k is {top_k}"));
+        }
         let rows = end - first;
         if layers.is_empty() || rows % layers.len() != 0 {
             let layer_count = layers.len();
@@ -197,7 +212,10 @@ fn find_sweeps(trace: &Trace) -> Result<Vec<Sweep>, String> {
         if !regular {
             return Err(format!("sweep {index} does not ask every layer for {positions} rows"));
         }
-        sweeps.push(Sweep { first, end, positions });
+        sweeps.push(Sweep { first, end, positions, is_union: false });
+    }
+    if sweeps.iter().all(|sweep| sweep.is_union) {
+        return Err("no pass tells what single positions ask for".to_string());
     }
     Ok(sweeps)
 }
@@ -206,6 +224,9 @@ fn find_sweeps(trace: &Trace) -> Result<Vec<Sweep>, String> {
 fn recompute_evidence(trace: &Trace, sweeps: &[Sweep]) -> Result<RecomputeEvidence, String> {
     if sweeps.len() < 2 {
         return Err("there is only one pass through the layers".to_string());
+    }
+    if let Some(union) = sweeps.iter().position(|sweep| sweep.is_union) {
+        return Err(format!("pass {union} holds the union of a prefill's experts"));
     }
     let moe_layer_count = trace.layers().len();
     let (mut repeated, mut same_order) = (0, 0);

@@ -13,7 +13,7 @@ use super::view::{PINNED_SHARE, Studied, ViewPlan, requests_per_token, study as 
 use super::{against_measured, limits, recorded_run};
 use k3_cache::policy::PolicyName;
 use k3_cache::slot_table::{CacheError, Requests, Reserve};
-use k3_cache::trace::{Trace, TraceError};
+use k3_cache::trace::{Phase, Trace, TraceError};
 use k3_core::hex;
 use k3_core::host::provenance::Provenance;
 
@@ -147,6 +147,7 @@ pub fn run(mut traces: Vec<Trace>, plan: &StudyPlan) -> Result<Report, StudyErro
 fn check_positions(recognition: &[Recognition], plan: &StudyPlan) -> Result<(), StudyError> {
     let unknown = recognition.iter().find_map(|found| match found {
         Recognition::Unknown { reason } => Some(reason),
+        Recognition::Incremental { union_sweep_count: 1.., reason, .. } => Some(reason),
         _ => None,
     });
     match unknown {
@@ -295,7 +296,8 @@ fn unit(trace: &Trace, plan: &StudyPlan) -> (Requests, Option<String>) {
     }
     let top_k = trace.shape.top_k;
     let short = trace.demands.iter().filter(|demand| demand.count != top_k).count();
-    if short == 0 || trace.header.is_some() {
+    let known = trace.steps.iter().all(|step| step.phase != Phase::Unknown);
+    if short == 0 || known || trace.header.is_some() {
         return (Requests::Batch, None);
     }
     let note = format!(
@@ -418,9 +420,18 @@ fn finding(recognition: &[Recognition], asked: Order) -> String {
                 evidence.row_count - repeated,
             )
         }
-        Recognition::Incremental { positions_per_sweep, reason } => {
+        Recognition::Incremental { positions_per_sweep, union_sweep_count, reason } => {
             let passes = positions_per_sweep.len();
-            format!("incremental: {passes} passes through the layers; not recompute: {reason}")
+            let unions = match union_sweep_count {
+                0 => String::new(),
+                count => format!(
+                    ", {count} of them a prefill that asks each layer for the union of its \
+                     positions' experts (rates are about the others, of single positions)"
+                ),
+            };
+            format!(
+                "incremental: {passes} passes through the layers{unions}; not recompute: {reason}"
+            )
         }
         Recognition::Unknown { reason } => format!("no passes through the layers: {reason}"),
     };

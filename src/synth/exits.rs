@@ -7,8 +7,8 @@ use k3_core::exit::{Exit, Exits};
 impl Exits for SynthError {
     fn exit(&self) -> Exit {
         match self {
-            Self::NoSpace(_) => Exit::Refused,
-            Self::Io(_) | Self::Threads(_) => Exit::BadInput,
+            Self::NoSpace(_) | Self::Threads(_) => Exit::Refused,
+            Self::Io(_) => Exit::BadInput,
             Self::ZeroBlock(_) => Exit::Disagrees,
             _ => Exit::Usage,
         }

@@ -1,19 +1,18 @@
 //! Writing a checkpoint folder: parallel, resumable, nothing half-written.
 //!
-//! A shard is written under its name with `.part` appended, flushed, and renamed; index and config
-//! come last, so a folder with a config is complete. Existing files are checked first: a shard with
+//! A shard is written under a temporary name, flushed, and renamed; index and config come last, so a
+//! folder with a config is complete. Existing files are checked first: a shard with
 //! the right header and size, and the right bytes in three places of every tensor, is kept;
 //! anything else is refused before a byte is written, and nothing is ever overwritten. The space on
 //! the file system is checked for all that is missing.
 
 use std::ffi::OsString;
-use std::fs::{self, File, OpenOptions};
-use std::io::{self, Write as _};
+use std::fs::{self, File, TryLockError};
+use std::io;
 use std::os::unix::fs::FileExt as _;
 use std::path::{Path, PathBuf};
 
 use rayon::prelude::*;
-use rustix::fs::{FlockOperation, flock, statvfs};
 
 use super::draw::{Content, Drawn, PlacedShard};
 use super::index::index_text;
@@ -21,9 +20,9 @@ use super::{Layout, ShardPlan, SynthError};
 use k3_checkpoint::Problem;
 use k3_checkpoint::index::INDEX_FILE;
 use k3_checkpoint::store::CONFIG_FILE;
-
-/// What follows the name of a file that is being written.
-const PART_SUFFIX: &str = ".part";
+use k3_core::host::files::{
+    UNFINISHED, free_bytes, remove_abandoned, replace_file, replace_file_by,
+};
 
 /// What is to be written, and where.
 #[derive(Debug, Clone, Copy)]
@@ -81,6 +80,7 @@ impl Job<'_> {
 
     fn survey_folder(&self) -> Result<Survey, SynthError> {
         let lock = lock(self.folder)?;
+        remove_abandoned(self.folder, UNFINISHED);
         self.refuse_foreign_files()?;
         let mut texts = Vec::new();
         self.survey_text(CONFIG_FILE, &self.layout.model.config_text, &mut texts)?;
@@ -147,10 +147,8 @@ impl Job<'_> {
         let mut foreign = Vec::new();
         for entry in fs::read_dir(self.folder).map_err(listed)? {
             let name = entry.map_err(listed)?.file_name();
-            let text = name.to_string_lossy().into_owned();
-            let whole = OsString::from(text.strip_suffix(PART_SUFFIX).unwrap_or(&text));
-            if !known.contains(&whole) {
-                foreign.push(text);
+            if !known.contains(&name) {
+                foreign.push(name.to_string_lossy().into_owned());
             }
         }
         match foreign.into_iter().min() {
@@ -215,10 +213,8 @@ impl Job<'_> {
     }
 
     fn check_space(&self, needed_bytes: u64) -> Result<(), SynthError> {
-        let space = statvfs(self.folder).map_err(|reason| {
-            SynthError::io(self.folder, "free space cannot be read", io::Error::from(reason))
-        })?;
-        let free_bytes = space.f_bavail.saturating_mul(space.f_frsize);
+        let free_bytes = free_bytes(self.folder)
+            .map_err(|reason| SynthError::io(self.folder, "free space cannot be read", reason))?;
         if needed_bytes > free_bytes {
             let what = format!(
                 "{needed_bytes} bytes are to be written, {free_bytes} are free on that file system"
@@ -244,7 +240,8 @@ impl Job<'_> {
             Content::Holes => survey.missing.par_iter().try_for_each(write)?,
         }
         for (path, text) in &survey.texts {
-            write_part(path, |file| file.write_all(text.as_bytes()))?;
+            let written = replace_file(path, text.as_bytes());
+            written.map_err(|reason| SynthError::io(path, "cannot be written", reason))?;
         }
         let synced = File::open(self.folder).and_then(|folder| folder.sync_all());
         synced.map_err(|reason| SynthError::io(self.folder, "cannot be flushed", reason))
@@ -257,7 +254,7 @@ impl Job<'_> {
     ) -> Result<(), SynthError> {
         let path = self.folder.join(&plan.file);
         let mut unfit = None;
-        let written = write_part(&path, |file| {
+        let written = replace_file_by(&path, |file| {
             file.set_len(plan.layout.file_bytes)?;
             file.write_all_at(&plan.layout.head, 0)?;
             if self.content == Content::Holes {
@@ -287,7 +284,7 @@ impl Job<'_> {
         });
         match unfit {
             Some(error) => Err(error),
-            None => written,
+            None => written.map_err(|reason| SynthError::io(path, "cannot be written", reason)),
         }
     }
 }
@@ -330,43 +327,16 @@ fn make_folder(folder: &Path) -> Result<bool, SynthError> {
     }
 }
 
-/// An advisory lock on the folder itself: two runs would write the same `.part` files. Some network
+/// An advisory lock on the folder itself: two runs would write the same files. Some network
 /// file systems lock no folder; there the user has to see to it.
 fn lock(folder: &Path) -> Result<File, SynthError> {
     let opened = File::open(folder);
     let file = opened.map_err(|reason| SynthError::io(folder, "cannot be opened", reason))?;
-    match flock(&file, FlockOperation::NonBlockingLockExclusive) {
-        Err(reason) if reason == rustix::io::Errno::WOULDBLOCK => {
+    match file.try_lock() {
+        Err(TryLockError::WouldBlock) => {
             let problem = Problem::whole("another process is writing a checkpoint there");
             Err(SynthError::Busy(problem.in_file(folder)))
         }
         _ => Ok(file),
     }
-}
-
-/// Writes `path` under another name, flushes and renames it. What an interrupted run has left
-/// under that other name is thrown away.
-fn write_part(
-    path: &Path,
-    fill: impl FnOnce(&mut File) -> io::Result<()>,
-) -> Result<(), SynthError> {
-    let mut part = path.as_os_str().to_owned();
-    part.push(PART_SUFFIX);
-    let part = PathBuf::from(part);
-    let write = || -> io::Result<()> {
-        if let Err(reason) = fs::remove_file(&part)
-            && reason.kind() != io::ErrorKind::NotFound
-        {
-            return Err(reason);
-        }
-        let mut file = OpenOptions::new().write(true).create_new(true).open(&part)?;
-        fill(&mut file)?;
-        file.sync_all()?;
-        fs::rename(&part, path)
-    };
-    write().map_err(|reason| {
-        // The error that counts is the first one.
-        let _ = fs::remove_file(&part);
-        SynthError::io(path, "cannot be written", reason)
-    })
 }

@@ -133,6 +133,14 @@ impl Answers {
                 (floor.precision.name(), text)
             })
             .collect();
+        let mut tensors = json!({
+            "logits.f64": "[T,V] F64, teacher forcing on full_ids",
+            "layer_out.f64": "[layers,T,E] F64, the running sum after each layer",
+        });
+        if !self.moe_layers().is_empty() {
+            tensors["router_ids.f64"] = "[MoE layers,T,k] I32, ascending expert id".into();
+            tensors["router_weights.f64"] = "[MoE layers,T,k] F64, in the order of the ids".into();
+        }
         json!({
             "set": name,
             "prompt_ids": self.prompt_ids,
@@ -152,12 +160,7 @@ impl Answers {
                 env!("CARGO_PKG_VERSION")
             ),
             "sha256": sha256,
-            "tensors": {
-                "logits.f64": "[T,V] F64, teacher forcing on full_ids",
-                "layer_out.f64": "[layers,T,E] F64, the running sum after each layer",
-                "router_ids.f64": "[MoE layers,T,k] I32, ascending expert id",
-                "router_weights.f64": "[MoE layers,T,k] F64, in the order of the ids",
-            },
+            "tensors": tensors,
         })
     }
 

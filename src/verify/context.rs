@@ -127,6 +127,22 @@ impl<'a> Context<'a> {
         self
     }
 
+    /// The precision whose noise floor gives the tolerances.
+    #[must_use]
+    pub fn precision(&self) -> Option<Precision> {
+        self.precision
+    }
+
+    /// The same set, ε, precision and floors with nothing computed, for another subject.
+    #[must_use]
+    pub fn with_source<'b>(&'b self, source: &'b dyn SubjectSource) -> Context<'b> {
+        Context {
+            precision: self.precision,
+            floors: self.floors.clone(),
+            ..Context::new(self.set, source, self.mla_norm_eps)
+        }
+    }
+
     /// The ids and logits of a subject that decodes the set's prompt on its own, as many ids as
     /// the set has; `None` for a subject that does not.
     #[must_use]
@@ -183,7 +199,7 @@ impl<'a> Context<'a> {
     pub fn unfit(&self, ids: &[u32]) -> Option<Outcome> {
         let floor = match self.noise_floor(ids) {
             Ok(floor) => floor?,
-            Err(error) => return Some(Outcome::failed(error.to_string())),
+            Err(error) => return Some(Outcome::without_numbers("", &error)),
         };
         let (name, at) = (floor.precision.name(), floor.flipped.as_ref()?);
         let reason = format!("these ids cannot judge {name}: rounding alone changes {at}");

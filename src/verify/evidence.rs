@@ -1,26 +1,36 @@
 //! Evidence sets: a checkpoint with the answers that a right implementation gives.
 //!
 //! A set is a folder with `model/`, `expected.json` and `expected.safetensors`. Reading it checks
-//! that it is consistent with itself, since a set whose own argmax disagrees with its own logits
-//! proves nothing. Unknown JSON keys are ignored and listed.
+//! that it is whole and consistent with itself, before any engine is judged: a set whose own argmax
+//! disagrees with its own logits proves nothing, and a damaged one accuses an innocent engine.
+//! Unknown JSON keys are ignored and listed.
 
-use std::collections::BTreeMap;
-use std::path::{Path, PathBuf};
+mod answer_reader;
 
+use std::collections::{BTreeMap, BTreeSet};
+use std::path::{Component, Path, PathBuf};
+
+use safetensors::Dtype;
 use serde::Deserialize;
 use thiserror::Error;
 
+use crate::audit::digests::{self, DigestError, Entry};
 use crate::subject::{Opening, argmax};
-use crate::tensor_file::{TensorValues, read_tensors};
+use crate::tensor_file::{TensorValues, read_file};
+use answer_reader::AnswerReader;
 use k3_checkpoint::config::ConfigError;
-use k3_checkpoint::{Malformed, Problem};
+use k3_checkpoint::{BindError, Binding, Checkpoint, CheckpointError, Malformed, Problem};
 use k3_core::config::RawConfig;
-use k3_core::stages::{StageKey, StageTensor, StageValues};
+use k3_core::stages::{Stage, StageKey, StageTensor, StageValues};
 
-/// How far an f32 evaluation may be from `logits.f64` when a set does not say.
+/// How far an f32 evaluation may be from the logits at most (a set may ask for less), and relative
+/// to a tensor's largest value from its stages: an outer limit. What rounding to f32 leaves is a
+/// tenth of it and less; a misplaced ε in one norm is seen by the local bounds, not by this.
 pub const DEFAULT_F32_TOLERANCE: f64 = 2e-3;
-/// How far an f64 evaluation may be from `logits.f64` when a set does not say.
+/// How far an f64 evaluation may be from `logits.f64` at most; a set may ask for less.
 pub const DEFAULT_F64_TOLERANCE: f64 = 1e-9;
+/// Bytes of `expected.json` at most; one of 65536 ids and as many positions has 1 MB.
+const MAX_JSON_BYTES: u64 = 64 << 20;
 
 /// Why a set cannot be used.
 #[derive(Debug, Error)]
@@ -31,6 +41,15 @@ pub enum EvidenceError {
     /// The checkpoint's config is refused.
     #[error(transparent)]
     Config(#[from] ConfigError),
+    /// The checkpoint is not whole.
+    #[error(transparent)]
+    Checkpoint(#[from] CheckpointError),
+    /// The checkpoint's tensors are not those that its config implies.
+    #[error(transparent)]
+    Binding(#[from] BindError),
+    /// A file of the checkpoint cannot be hashed.
+    #[error(transparent)]
+    Digest(#[from] DigestError),
 }
 
 #[derive(Debug, Deserialize)]
@@ -44,28 +63,23 @@ struct ExpectedJson {
     long_ids: Option<Vec<u32>>,
     long_argmax_per_position: Option<Vec<u32>>,
     stage_rows: Option<usize>,
+    #[serde(default)]
+    sha256: BTreeMap<String, String>,
+    #[serde(default)]
+    tensors: BTreeMap<String, serde_json::Value>,
     #[serde(flatten)]
     unknown: BTreeMap<String, serde_json::Value>,
 }
 
-#[derive(Debug, Deserialize)]
+#[derive(Debug, Default, Deserialize)]
 struct SuggestedTolerance {
     float32_engine_max_abs_vs_f64: Option<f64>,
     float64_engine_max_abs_vs_f64: Option<f64>,
 }
 
 /// Keys of `expected.json` that are read by people, not by gates.
-const KEYS_FOR_READERS: [&str; 9] = [
-    "set",
-    "seed",
-    "margins",
-    "noise",
-    "sha256",
-    "tensors",
-    "wrong_epsilon_effect",
-    "wrong_mla_epsilon_effect",
-    "note",
-];
+const KEYS_FOR_READERS: [&str; 7] =
+    ["set", "seed", "margins", "noise", "wrong_epsilon_effect", "wrong_mla_epsilon_effect", "note"];
 
 /// A teacher-forced sequence with its answers.
 #[derive(Debug, Clone)]
@@ -144,6 +158,8 @@ pub struct EvidenceSet {
     pub f64_tolerance: f64,
     /// Keys and tensors that are not known and were ignored.
     pub ignored: Vec<String>,
+    /// Whether the answers were held to a digest that the set states.
+    pub states_digest: bool,
 }
 
 impl EvidenceSet {
@@ -175,27 +191,29 @@ impl EvidenceSet {
         let json_path = answers_dir.join("expected.json");
         let json = read_json(&json_path)?;
         let config = k3_checkpoint::config::read(&model_dir.join("config.json"))?;
+        Binding::bind(&Checkpoint::open(model_dir)?, &config)?;
         let tensor_path = answers_dir.join("expected.safetensors");
+        let file = read_file(&tensor_path).map_err(|error| error.0)?;
+        // Once the files are known to be as long as their headers say.
+        check_digests(&json.sha256, model_dir, answers_dir)?;
         let mut reader = AnswerReader {
-            tensors: read_tensors(&tensor_path).map_err(|error| error.0)?,
+            names: file.tensors.keys().chain(file.left.keys()).cloned().collect(),
+            tensors: file.tensors,
             json_path,
             tensor_path,
             vocabulary: config.vocab_size,
         };
         reader.check_ids(&json)?;
+        reader.check_names(&json)?;
         let full =
             reader.teacher_forced("logits.f64", &json.full_ids, &json.argmax_per_position)?;
-        let long = match (&json.long_ids, &json.long_argmax_per_position) {
-            (Some(ids), Some(argmax)) => {
-                Some(reader.teacher_forced("long.logits.f64", ids, argmax)?)
-            }
-            _ => None,
-        };
+        let long = reader.long(&json)?;
+        reader.check_greedy(&json, &full)?;
         let router = reader.router(&json, &config)?;
         let long_rows = long.as_ref().map_or(0, |long| long.ids.len());
         let long_router_ids = reader.long_router_ids(&json, &config, long_rows)?;
         let layer_outputs = reader.layer_outputs(full.ids.len(), &config)?;
-        let (stages, stage_rows) = reader.stages(json.stage_rows, full.ids.len())?;
+        let (stages, stage_rows) = reader.stages(json.stage_rows, full.ids.len(), &config)?;
         let other_logits = reader.other_logits(full.ids.len());
         let mut ignored: Vec<String> = json
             .unknown
@@ -203,8 +221,19 @@ impl EvidenceSet {
             .filter(|key| !KEYS_FOR_READERS.contains(&key.as_str()))
             .map(|key| format!("expected.json: {key}"))
             .collect();
-        ignored.extend(reader.tensors.keys().map(|key| format!("expected.safetensors: {key}")));
-        let tolerance = json.suggested_tolerance.as_ref();
+        let left = reader.tensors.keys().chain(file.left.keys());
+        ignored.extend(left.map(|key| format!("expected.safetensors: {key}")));
+        let tolerance = json.suggested_tolerance.unwrap_or_default();
+        let f32_tolerance = reader.tolerance(
+            "suggested_tolerance: float32_engine_max_abs_vs_f64",
+            tolerance.float32_engine_max_abs_vs_f64,
+            DEFAULT_F32_TOLERANCE,
+        )?;
+        let f64_tolerance = reader.tolerance(
+            "suggested_tolerance: float64_engine_max_abs_vs_f64",
+            tolerance.float64_engine_max_abs_vs_f64,
+            DEFAULT_F64_TOLERANCE,
+        )?;
         Ok(Self {
             name: name.to_owned(),
             model_dir: model_dir.to_owned(),
@@ -220,214 +249,46 @@ impl EvidenceSet {
             stages,
             stage_rows,
             other_logits,
-            f32_tolerance: tolerance
-                .and_then(|t| t.float32_engine_max_abs_vs_f64)
-                .unwrap_or(DEFAULT_F32_TOLERANCE),
-            f64_tolerance: tolerance
-                .and_then(|t| t.float64_engine_max_abs_vs_f64)
-                .unwrap_or(DEFAULT_F64_TOLERANCE),
+            f32_tolerance,
+            f64_tolerance,
             ignored,
+            states_digest: json.sha256.contains_key("expected.safetensors"),
         })
     }
 }
 
 fn read_json(path: &Path) -> Result<ExpectedJson, Malformed> {
-    let text = k3_core::host::files::read_to_string(path)
-        .map_err(|error| Problem::whole(error).in_file(path))?;
-    serde_json::from_str(&text).map_err(|error| Problem::whole(error).in_file(path))
+    let bytes = k3_core::host::files::read_at_most(path, MAX_JSON_BYTES)
+        .map_err(|error| Malformed::unreadable(path, &error))?;
+    serde_json::from_slice(&bytes).map_err(|error| Problem::whole(error).in_file(path))
 }
 
-/// The answers while they are being taken apart; what is left over at the end was not known.
-struct AnswerReader {
-    tensors: BTreeMap<String, TensorValues>,
-    json_path: PathBuf,
-    tensor_path: PathBuf,
-    vocabulary: usize,
-}
-
-impl AnswerReader {
-    fn inconsistent(&self, name: &str, expected: String, got: String) -> EvidenceError {
-        let in_json = !name.contains('.');
-        let path = if in_json { &self.json_path } else { &self.tensor_path };
-        let what = format!("expected {expected}, got {got}");
-        Problem::new(name, what).in_file(path).into()
-    }
-
-    fn check_ids(&self, json: &ExpectedJson) -> Result<(), EvidenceError> {
-        let joined = [json.prompt_ids.as_slice(), &json.greedy_ids].concat();
-        if json.prompt_ids.is_empty() || joined != json.full_ids {
-            let got = format!("{} ids", json.full_ids.len());
-            let expected = format!("prompt_ids + greedy_ids, {} ids", joined.len());
-            return Err(self.inconsistent("full_ids", expected, got));
-        }
-        for ids in [Some(&json.full_ids), json.long_ids.as_ref()].into_iter().flatten() {
-            if let Some(id) = ids.iter().find(|id| **id as usize >= self.vocabulary) {
-                let expected = format!("ids below {}", self.vocabulary);
-                return Err(self.inconsistent("full_ids", expected, id.to_string()));
-            }
-        }
-        Ok(())
-    }
-
-    fn take(&mut self, name: &str) -> Result<TensorValues, EvidenceError> {
-        let missing = || Problem::whole(format!("tensor {name} is missing"));
-        Ok(self.tensors.remove(name).ok_or_else(|| missing().in_file(&self.tensor_path))?)
-    }
-
-    /// A tensor of numbers with exactly this shape and with finite values only.
-    fn take_real(&mut self, name: &str, shape: &[usize]) -> Result<Vec<f64>, EvidenceError> {
-        let tensor = self.take(name)?;
-        if tensor.shape != shape {
-            let (expected, got) = (format!("shape {shape:?}"), format!("{:?}", tensor.shape));
-            return Err(self.inconsistent(name, expected, got));
-        }
-        match tensor.values {
-            StageValues::Real(values) if values.iter().all(|v| v.is_finite()) => Ok(values),
-            StageValues::Real(_) => {
-                Err(self.inconsistent(name, "finite values".into(), "NaN or inf".into()))
-            }
-            StageValues::Ids(_) => {
-                Err(self.inconsistent(name, "floating-point values".into(), "integers".into()))
-            }
-        }
-    }
-
-    fn teacher_forced(
-        &mut self,
-        name: &str,
-        ids: &[u32],
-        expected_argmax: &[u32],
-    ) -> Result<TeacherForced, EvidenceError> {
-        let logits = self.take_real(name, &[ids.len(), self.vocabulary])?;
-        let own: Vec<u32> = logits.chunks(self.vocabulary).filter_map(argmax).collect();
-        if own != expected_argmax {
-            let expected = format!("the argmax of {name}");
-            let got = format!("{} ids that differ from it", expected_argmax.len());
-            return Err(self.inconsistent("argmax_per_position", expected, got));
-        }
-        Ok(TeacherForced { ids: ids.to_vec(), argmax: own, logits })
-    }
-
-    /// The first tensor whose name starts with `prefix`, preferring `prefix` + `f64`.
-    fn find(&self, prefix: &str) -> Option<String> {
-        let exact = format!("{prefix}f64");
-        if self.tensors.contains_key(&exact) {
-            return Some(exact);
-        }
-        self.tensors.keys().find(|name| name.starts_with(prefix)).cloned()
-    }
-
-    fn router(
-        &mut self,
-        json: &ExpectedJson,
-        config: &RawConfig,
-    ) -> Result<Option<RouterAnswers>, EvidenceError> {
-        let (Some(ids_name), Some(weights_name), Some(layers)) =
-            (self.find("router_ids."), self.find("router_weights."), &json.moe_layers)
-        else {
-            return Ok(None);
+/// Holds the files to the hashes that the set names: `model/…` and `expected.safetensors`.
+fn check_digests(
+    digests: &BTreeMap<String, String>,
+    model_dir: &Path,
+    answers_dir: &Path,
+) -> Result<(), EvidenceError> {
+    for (name, digest) in digests {
+        let (folder, file) = match name.strip_prefix("model/") {
+            Some(file) => (model_dir, file),
+            None => (answers_dir, name.as_str()),
         };
-        let top_k = config.num_experts_per_token;
-        let shape = [layers.len(), json.full_ids.len(), top_k];
-        let is_f32 = self.tensors.get(&weights_name).is_some_and(|tensor| tensor.is_f32);
-        let weights = self.take_real(&weights_name, &shape)?;
-        let ids = self.take_ids(&ids_name, &shape)?;
-        let rows = json.full_ids.len();
-        Ok(Some(RouterAnswers { layers: layers.clone(), rows, top_k, ids, weights, is_f32 }))
-    }
-
-    fn long_router_ids(
-        &mut self,
-        json: &ExpectedJson,
-        config: &RawConfig,
-        rows: usize,
-    ) -> Result<Option<Vec<i32>>, EvidenceError> {
-        let (Some(name), Some(layers)) = (self.find("long.router_ids."), &json.moe_layers) else {
-            return Ok(None);
-        };
-        let shape = [layers.len(), rows, config.num_experts_per_token];
-        self.take_ids(&name, &shape).map(Some)
-    }
-
-    /// Expert ids of exactly this shape, ascending in each row.
-    fn take_ids(&mut self, name: &str, shape: &[usize; 3]) -> Result<Vec<i32>, EvidenceError> {
-        let tensor = self.take(name)?;
-        if tensor.shape != shape {
-            let (expected, got) = (format!("shape {shape:?}"), format!("{:?}", tensor.shape));
-            return Err(self.inconsistent(name, expected, got));
+        // Never a path out of the folder.
+        if !Path::new(file).components().all(|part| matches!(part, Component::Normal(_))) {
+            let what = format!("sha256: expected model/FILE or a file of the set, got {name:?}");
+            return Err(Problem::whole(what).in_file(&answers_dir.join("expected.json")).into());
         }
-        let StageValues::Ids(ids) = tensor.values else {
-            return Err(self.inconsistent(name, "I32".into(), "floats".into()));
-        };
-        let ascends = |row: &[i32]| row.windows(2).all(|pair| pair[0] < pair[1]);
-        if !ids.chunks(shape[2]).all(ascends) {
-            let got = "a row that is not".to_owned();
-            return Err(self.inconsistent(name, "ids ascending in a row".into(), got));
-        }
-        Ok(ids)
-    }
-
-    fn layer_outputs(
-        &mut self,
-        rows: usize,
-        config: &RawConfig,
-    ) -> Result<Option<LayerOutputs>, EvidenceError> {
-        let Some(name) = self.find("layer_out.") else {
-            return Ok(None);
-        };
-        let is_f32 = self.tensors.get(&name).is_some_and(|tensor| tensor.is_f32);
-        let shape = [config.num_hidden_layers, rows, config.hidden_size];
-        let values = self.take_real(&name, &shape)?;
-        Ok(Some(LayerOutputs { name, values, is_f32 }))
-    }
-
-    fn stages(
-        &mut self,
-        stage_rows: Option<usize>,
-        full_rows: usize,
-    ) -> Result<(BTreeMap<StageKey, StageTensor>, usize), EvidenceError> {
-        let keys: Vec<(String, StageKey)> = self
-            .tensors
-            .keys()
-            .filter_map(|name| Some((name.clone(), StageKey::parse(name)?)))
-            .collect();
-        if keys.is_empty() {
-            return Ok((BTreeMap::new(), 0));
-        }
-        let rows = stage_rows.unwrap_or(full_rows);
-        let mut stages = BTreeMap::new();
-        for (name, key) in keys {
-            let tensor = self.take(&name)?;
-            let first = tensor.shape.first().copied().unwrap_or(0);
-            if rows == 0 || rows > full_rows || (!key.stage.is_state() && first != rows) {
-                let expected = format!("{rows} rows, at most {full_rows}");
-                return Err(self.inconsistent(&name, expected, format!("{:?}", tensor.shape)));
+        let entry = Entry { digest: digest.to_ascii_lowercase(), file: file.to_owned() };
+        let (findings, absent) = digests::compare(folder, &[entry], &|_| ())?;
+        let what = match (findings.listed.first(), absent.first()) {
+            (Some(finding), _) => {
+                format!("does not have the sha256 that expected.json states: {}", finding.what)
             }
-            let tensor = StageTensor { shape: tensor.shape, values: tensor.values };
-            stages.insert(key, tensor);
-        }
-        Ok((stages, rows))
-    }
-
-    fn other_logits(&mut self, rows: usize) -> BTreeMap<String, Vec<f64>> {
-        let shape = [rows, self.vocabulary];
-        let fits = |name: &&String, tensor: &TensorValues| {
-            name.starts_with("logits.") && tensor.shape == shape
+            (None, Some(_)) => "no such file".to_owned(),
+            (None, None) => continue,
         };
-        let names: Vec<String> = self
-            .tensors
-            .iter()
-            .filter(|(name, tensor)| fits(name, tensor))
-            .map(|(name, _)| name.clone())
-            .collect();
-        let mut found = BTreeMap::new();
-        for name in names {
-            if let Some(TensorValues { values: StageValues::Real(values), .. }) =
-                self.tensors.remove(&name)
-            {
-                found.insert(name, values);
-            }
-        }
-        found
+        return Err(Problem::whole(what).in_file(&folder.join(file)).into());
     }
+    Ok(())
 }

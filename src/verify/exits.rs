@@ -79,7 +79,8 @@ impl Exits for RunError {
 impl Exits for TemplateError {
     fn exit(&self) -> Exit {
         match self {
-            Self::NoProgram(_) => Exit::BadInput,
+            // As an engine that cannot be started: nothing is known of it.
+            Self::NoProgram(_) => Exit::Incomplete,
             _ => Exit::Usage,
         }
     }

@@ -2,8 +2,8 @@
 //!
 //! All files are listed with size and sha256 in one manifest, which is checked in both cases. The
 //! embedded files are unpacked to a temporary folder and opened by the ordinary readers, so that
-//! tests use the ordinary code paths. The mild twin is stored as the tensors in which it differs
-//! from the tiny oracle; its checkpoint is composed in the temporary folder.
+//! tests use the ordinary code paths. A twin is stored as the tensors in which it differs from the
+//! tiny oracle; its checkpoint is composed in the temporary folder.
 
 use std::collections::BTreeSet;
 use std::fs;
@@ -11,6 +11,7 @@ use std::io::Write as _;
 use std::path::{Path, PathBuf};
 
 use k3_checkpoint::{Malformed, Problem};
+use k3_core::host::files;
 use safetensors::SafeTensors;
 use serde::Deserialize;
 use sha2::{Digest, Sha256};
@@ -40,6 +41,10 @@ const EMBEDDED: &[(&str, &[u8])] = embedded![
     "mild/delta.safetensors",
     "mild/expected.json",
     "mild/expected.safetensors",
+    "faint/config.json",
+    "faint/delta.safetensors",
+    "faint/expected.json",
+    "faint/expected.safetensors",
     "kernels/bf16-widen.safetensors",
     "kernels/convolution.safetensors",
     "kernels/elementary.safetensors",
@@ -58,6 +63,10 @@ const EMBEDDED: &[(&str, &[u8])] = embedded![
     "kernels/softmax-sum.safetensors",
     "kernels/weighted-sum.safetensors",
 ];
+
+/// The twins of the tiny oracle: one that BF16 rounding hardly moves, and the same with MLA's low
+/// ranks and KDA's queries and keys so small that their epsilons show in BF16 too.
+pub const TWINS: [&str; 2] = ["mild", "faint"];
 
 /// The config.json of every set that ships.
 pub fn embedded_configs() -> impl Iterator<Item = &'static [u8]> {
@@ -117,7 +126,7 @@ pub struct Fixtures {
     /// Files that are not as listed; sets that need one of them are not run.
     pub findings: Vec<Finding>,
     /// Holds unpacked and composed files for as long as they are in use.
-    scratch: tempfile::TempDir,
+    scratch: files::Scratch,
 }
 
 impl Fixtures {
@@ -144,9 +153,9 @@ impl Fixtures {
         Self::verify(root.to_owned(), scratch_folder()?)
     }
 
-    fn verify(root: PathBuf, scratch: tempfile::TempDir) -> Result<Self, Malformed> {
+    fn verify(root: PathBuf, scratch: files::Scratch) -> Result<Self, Malformed> {
         let path = root.join(MANIFEST);
-        let text = fs::read_to_string(&path).map_err(io_error(&path))?;
+        let text = files::read_to_string(&path).map_err(io_error(&path))?;
         let manifest: Manifest =
             serde_json::from_str(&text).map_err(|error| Problem::whole(error).in_file(&path))?;
         let own_files = [MANIFEST, WITNESS];
@@ -180,23 +189,23 @@ impl Fixtures {
         })
     }
 
-    /// Composes the mild twin's checkpoint and returns its folder: the tiny oracle's shards and
-    /// index, with the tensors of `mild/delta.safetensors` put in their places.
+    /// Composes a twin's checkpoint and returns its folder: the tiny oracle's shards and index,
+    /// with the tensors of the twin's `delta.safetensors` put in their places.
     ///
     /// # Errors
     ///
     /// [`Malformed`] when a tensor of the delta has no equal-sized place.
-    pub fn compose_mild_twin(&self) -> Result<PathBuf, Malformed> {
-        let folder = self.scratch.path().join("mild-model");
-        let delta_path = self.root.join("mild/delta.safetensors");
-        let delta_bytes = fs::read(&delta_path).map_err(io_error(&delta_path))?;
+    pub fn compose_twin(&self, twin: &str) -> Result<PathBuf, Malformed> {
+        let folder = self.scratch.path().join(format!("{twin}-model"));
+        let delta_path = self.root.join(twin).join("delta.safetensors");
+        let delta_bytes = files::read(&delta_path).map_err(io_error(&delta_path))?;
         let delta = SafeTensors::deserialize(&delta_bytes)
             .map_err(|error| Problem::whole(error).in_file(&delta_path))?;
         let mut open: BTreeSet<&str> = delta.names().into_iter().collect();
         let model = self.root.join("tiny/model");
         for name in files_below(&model)? {
             let source = model.join(&name);
-            let mut bytes = fs::read(&source).map_err(io_error(&source))?;
+            let mut bytes = files::read(&source).map_err(io_error(&source))?;
             if name.ends_with(".safetensors") {
                 overwrite(&source, &mut bytes, &delta, &mut open)?;
             }
@@ -206,8 +215,8 @@ impl Fixtures {
             let problem = Problem::new(format!("tensor {left}"), "no shard of tiny/model holds it");
             return Err(problem.in_file(&delta_path));
         }
-        let config = self.root.join("mild/config.json");
-        let bytes = fs::read(&config).map_err(io_error(&config))?;
+        let config = self.root.join(twin).join("config.json");
+        let bytes = files::read(&config).map_err(io_error(&config))?;
         write_file(&folder.join("config.json"), &bytes)?;
         Ok(folder)
     }
@@ -216,7 +225,7 @@ impl Fixtures {
 /// Whether the hash file next to the manifest matches it.
 fn check_witness(root: &Path, manifest: &str) -> Option<Finding> {
     let expected = format!("{}  {MANIFEST}\n", hex_sha256(manifest.as_bytes()));
-    let problem = match fs::read(root.join(WITNESS)) {
+    let problem = match files::read(&root.join(WITNESS)) {
         Ok(line) if line == expected.as_bytes() => return None,
         Ok(_) => FileProblem::Damaged(format!("it is not the hash of {MANIFEST}")),
         Err(_) => FileProblem::Missing,
@@ -228,7 +237,7 @@ fn check_witness(root: &Path, manifest: &str) -> Option<Finding> {
 impl ManifestEntry {
     fn check(&self, root: &Path) -> Option<Finding> {
         let finding = |problem| Some(Finding { path: self.path.clone(), problem });
-        let Ok(bytes) = fs::read(root.join(&self.path)) else {
+        let Ok(bytes) = files::read(&root.join(&self.path)) else {
             return finding(FileProblem::Missing);
         };
         if bytes.len() as u64 != self.bytes {
@@ -284,9 +293,8 @@ fn io_error(path: &Path) -> impl FnOnce(std::io::Error) -> Malformed {
     move |error| Problem::whole(error).in_file(path)
 }
 
-fn scratch_folder() -> Result<tempfile::TempDir, Malformed> {
-    k3_core::host::files::scratch_folder("k3-verify-", None)
-        .map_err(io_error(&std::env::temp_dir()))
+fn scratch_folder() -> Result<files::Scratch, Malformed> {
+    files::scratch_folder("k3-verify-", None).map_err(io_error(&std::env::temp_dir()))
 }
 
 fn write_file(path: &Path, bytes: &[u8]) -> Result<(), Malformed> {

@@ -12,7 +12,7 @@ use super::outcome::{NamedComparison, Outcome, Verdict};
 use super::registry::{BITS, Gate, of_kernels};
 use super::subject::{KernelCase, Precision, SubjectSource};
 use crate::tensor_file::{TensorFileError, TensorValues, read_tensors};
-use k3_core::compare::{Tolerance, compare};
+use k3_core::compare::{Tolerance, compare, ratio_text};
 use k3_core::config::RawConfig;
 use k3_core::stages::StageValues;
 
@@ -178,7 +178,9 @@ fn summarise(comparisons: Vec<NamedComparison>) -> Outcome {
             let ratios = comparisons.iter().filter_map(|c| c.record.ratio);
             let count: usize = comparisons.iter().map(|c| c.record.count).sum();
             match ratios.reduce(f64::max) {
-                Some(worst) => format!("{count} values, worst {worst:.2e} of its tolerance"),
+                Some(worst) => {
+                    format!("{count} values, worst {} of its tolerance", ratio_text(worst))
+                }
                 None => format!("{count} values, bit-exact"),
             }
         }

@@ -5,6 +5,7 @@
 
 pub mod answers;
 pub mod audit;
+pub mod blind;
 pub mod checks;
 pub mod compare;
 pub mod context;

@@ -2,6 +2,7 @@
 
 use serde::{Deserialize, Serialize};
 
+use crate::subject::SubjectError;
 use k3_core::compare::Comparison;
 
 /// The verdict of one gate on one subject, of one layer, of one check of a file.
@@ -92,6 +93,16 @@ impl Outcome {
     #[must_use]
     pub fn judged(passed: bool, summary: impl Into<String>) -> Self {
         Self::new(if passed { Verdict::Pass } else { Verdict::Fail }, summary)
+    }
+
+    /// What came of a subject that gave no numbers: NOT RUN where it could not be run at all.
+    #[must_use]
+    pub fn without_numbers(before: &str, error: &SubjectError) -> Self {
+        let verdict = match error {
+            SubjectError::NotRun(_) => Verdict::NotRun,
+            SubjectError::Refused(_) | SubjectError::Failed(_) => Verdict::Fail,
+        };
+        Self::new(verdict, format!("{before}{error}"))
     }
 
     /// FAIL with a line.

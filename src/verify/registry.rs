@@ -145,10 +145,28 @@ fn has_stages(set: &EvidenceSet) -> Applies {
     has.then_some(()).ok_or("the set has no stage tensors, routing or layer outputs")
 }
 
-fn has_padded_log_decay(set: &EvidenceSet) -> Applies {
+fn has_kda(set: &EvidenceSet) -> Applies {
     no_twin(set)?;
+    let has = !set.config.kda_layers.is_empty();
+    has.then_some(()).ok_or("the model has no KDA layer")
+}
+
+fn has_padded_log_decay(set: &EvidenceSet) -> Applies {
+    has_kda(set)?;
     let has = set.config.kda_num_heads < set.config.kda_head_dim;
     has.then_some(()).ok_or("A_log has no padding at this shape")
+}
+
+fn has_transposable(set: &EvidenceSet) -> Applies {
+    has_kda(set)?;
+    let is_square = set.config.kda_num_heads == set.config.hidden_size;
+    if is_square { Err("b_proj is square at this shape") } else { Ok(()) }
+}
+
+fn has_experts(set: &EvidenceSet) -> Applies {
+    no_twin(set)?;
+    let has = set.config.first_k_dense_replace < set.config.num_hidden_layers;
+    has.then_some(()).ok_or("the model has no MoE layer")
 }
 
 /// Tolerance of the kernel gates that hold an f32 subject to the contract's bits.
@@ -256,7 +274,7 @@ pub const LADDER: &[Gate] = &[
         catches: "a loader that runs without a tensor it needs",
         needs: Needs::Folder,
         numbers: false,
-        on: On::Set { applies: no_twin, check: damage::missing_norm },
+        on: On::Set { applies: has_experts, check: damage::missing_norm },
     },
     Gate {
         id: "refuse-transposed-shape",
@@ -266,7 +284,7 @@ pub const LADDER: &[Gate] = &[
         catches: "a loader that compares element counts instead of shapes",
         needs: Needs::Folder,
         numbers: false,
-        on: On::Set { applies: no_twin, check: damage::transposed_shape },
+        on: On::Set { applies: has_transposable, check: damage::transposed_shape },
     },
     Gate {
         id: "refuse-log-decay-tail",
@@ -281,19 +299,20 @@ pub const LADDER: &[Gate] = &[
     Gate {
         id: "refuse-nan-scale",
         passes: "MXFP4 scale byte 255 is refused by name",
-        reads: "a copy with that byte in every expert of the last layer",
+        reads: "a copy with that byte in every expert of the last MoE layer",
         tolerance: "exact",
         catches: "damage silently turned into zeros or large numbers",
         needs: Needs::Folder,
         numbers: false,
-        on: On::Set { applies: no_twin, check: damage::nan_scale },
+        on: On::Set { applies: has_experts, check: damage::nan_scale },
     },
     Gate {
         id: "stages",
         passes: "every intermediate value in the set is right, in execution order",
         reads: "stage tensors, router ids and weights, layer outputs",
         tolerance: "the set's tolerance, relative to each tensor's largest value; 1e-3 on layer \
-                 outputs and 5e-5 on routing weights computed in f32",
+                 outputs and 5e-5 on routing weights computed in f32; of our engine also a bound \
+                 per element from its own inputs, derived in src/reference/local/mod.rs",
         catches: "a wrong value that does not show in the logits, and where one that does begins",
         needs: Needs::Stages,
         numbers: true,

@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 
 use super::context::Context;
 use super::evidence::{EvidenceError, EvidenceSet};
-use super::fixtures::{FileProblem, Fixtures};
+use super::fixtures::{FileProblem, Fixtures, TWINS};
 use super::kernels::KernelFixtures;
 use super::outcome::{Outcome, Verdict};
 use super::registry::{Gate, On};
@@ -67,7 +67,8 @@ pub fn judge_on_set(gate: &Gate, context: &Context<'_>) -> Outcome {
     }
 }
 
-/// Runs `count` jobs on `threads` threads; results come back in the order of the jobs.
+/// Runs `count` jobs on up to `threads` threads, one of them the caller's; results come back in the
+/// order of the jobs. Where the system grants fewer threads, those do the work.
 pub fn in_parallel<T: Send>(
     threads: usize,
     count: usize,
@@ -75,48 +76,55 @@ pub fn in_parallel<T: Send>(
 ) -> Vec<T> {
     let next = AtomicUsize::new(0);
     let results = Mutex::new(Vec::with_capacity(count));
-    std::thread::scope(|scope| {
-        for _ in 0..threads.clamp(1, count.max(1)) {
-            scope.spawn(|| {
-                loop {
-                    let index = next.fetch_add(1, Ordering::Relaxed);
-                    if index >= count {
-                        break;
-                    }
-                    let result = job(index);
-                    // A poisoned lock means that another job panicked; the scope re-raises that.
-                    if let Ok(mut results) = results.lock() {
-                        results.push((index, result));
-                    }
-                }
-            });
+    let work = || {
+        loop {
+            let index = next.fetch_add(1, Ordering::Relaxed);
+            if index >= count {
+                break;
+            }
+            let result = job(index);
+            // A poisoned lock means that another job panicked; the scope re-raises that.
+            if let Ok(mut results) = results.lock() {
+                results.push((index, result));
+            }
         }
+    };
+    std::thread::scope(|scope| {
+        for _ in 1..threads.min(count) {
+            if std::thread::Builder::new().spawn_scoped(scope, work).is_err() {
+                break;
+            }
+        }
+        work();
     });
     let mut results = results.into_inner().unwrap_or_else(std::sync::PoisonError::into_inner);
     results.sort_by_key(|(index, _)| *index);
     results.into_iter().map(|(_, result)| result).collect()
 }
 
-/// The two sets that ship: the tiny oracle and its mild twin.
+/// The sets that ship: the tiny oracle and its twins.
 #[must_use]
-pub fn shipped_sets(fixtures: &Fixtures) -> [SetState; 2] {
+pub fn shipped_sets(fixtures: &Fixtures) -> [SetState; 1 + TWINS.len()] {
     let tiny = match fixtures.problem_below("tiny/") {
         Some(finding) => not_run("tiny", &format!("fixture {finding}")),
         None => ready("tiny", EvidenceSet::open("tiny", &fixtures.root.join("tiny"))),
     };
-    let damaged = fixtures.problem_below("mild/").or_else(|| fixtures.problem_below("tiny/model/"));
-    let mild = match damaged {
-        Some(finding) => not_run("mild", &format!("fixture {finding}")),
-        None => match fixtures.compose_mild_twin() {
-            Ok(model) => {
-                let answers = fixtures.root.join("mild");
-                let twin = EvidenceSet::open_parts("mild", &model, &answers);
-                ready("mild", twin.map(|set| EvidenceSet { twin: true, ..set }))
-            }
-            Err(error) => not_run("mild", &error.to_string()),
-        },
-    };
-    [tiny, mild]
+    let [mild, faint] = TWINS.map(|twin| twin_of_tiny(fixtures, twin));
+    [tiny, mild, faint]
+}
+
+fn twin_of_tiny(fixtures: &Fixtures, twin: &str) -> SetState {
+    let needed = [format!("{twin}/"), "tiny/model/".to_owned()];
+    if let Some(finding) = needed.iter().find_map(|below| fixtures.problem_below(below)) {
+        return not_run(twin, &format!("fixture {finding}"));
+    }
+    match fixtures.compose_twin(twin) {
+        Ok(model) => {
+            let set = EvidenceSet::open_parts(twin, &model, &fixtures.root.join(twin));
+            ready(twin, set.map(|set| EvidenceSet { twin: true, ..set }))
+        }
+        Err(error) => not_run(twin, &error.to_string()),
+    }
 }
 
 /// The kernel fixtures that ship, or why they cannot be used.
@@ -140,7 +148,7 @@ pub fn shipped_kernels(fixtures: &Fixtures) -> Result<KernelFixtures, String> {
 ///
 /// The first file that is missing or damaged.
 pub fn shipped_evidence(fixtures: &Fixtures) -> Result<(KernelFixtures, Box<EvidenceSet>), String> {
-    let [tiny, _] = shipped_sets(fixtures);
+    let [tiny, ..] = shipped_sets(fixtures);
     match tiny {
         SetState::Ready(tiny) => Ok((shipped_kernels(fixtures)?, tiny)),
         SetState::NotRun { name, reason } => Err(format!("set {name}: {reason}")),

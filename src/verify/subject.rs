@@ -25,6 +25,9 @@ pub enum SubjectError {
     /// It failed while computing.
     #[error("{0}")]
     Failed(String),
+    /// It could not be run, or gave no answer: nothing is known of its numbers.
+    #[error("{0}")]
+    NotRun(String),
 }
 
 /// Logits of the fed rows: row-major `[rows, vocabulary]`; an f32 subject's values widen exactly.

@@ -1,21 +1,27 @@
 //! Answer files: safetensors read as f64 or as ids.
 //!
 //! Evidence, dumps and fixtures are read by this module. F64, F32, F16 and BF16 widen exactly to
-//! f64; I32 and I64 become ids; U8 is kept as ids too. Checkpoints are not read with this module.
+//! f64; I32 and I64 become ids; U8 is kept as ids too. What else a file has is left and listed.
+//! Checkpoints are not read with this module.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashSet};
+use std::io::{self, Read as _};
 use std::path::Path;
 
-use safetensors::tensor::TensorView;
+use safetensors::tensor::{Metadata, TensorView};
 use safetensors::{Dtype, SafeTensors};
 use thiserror::Error;
 
+use k3_checkpoint::json::Raw;
 use k3_checkpoint::{Malformed, Problem};
 use k3_core::Precision;
-use k3_core::stages::{StageDump, StageValues};
+use k3_core::stages::{StageDump, StageKey, StageValues};
 
 /// Name of the tensor that holds the ids a dump was made from, I32 \[T\].
 pub const IDS: &str = "ids";
+
+/// The longest header that the crate reads.
+const MAX_HEADER_BYTES: u64 = 100_000_000;
 
 /// Why an answer file cannot be read.
 #[derive(Debug, Error)]
@@ -33,6 +39,8 @@ pub struct TensorValues {
     pub is_f32: bool,
     /// The floating-point precision in which the file held it; none for integers.
     pub stored: Option<Precision>,
+    /// The dtype in the file.
+    pub dtype: Dtype,
 }
 
 /// A file's tensors with the texts of its header.
@@ -42,13 +50,16 @@ pub struct TensorFile {
     pub tensors: BTreeMap<String, TensorValues>,
     /// `__metadata__` of the header; empty without one.
     pub metadata: BTreeMap<String, String>,
+    /// Tensors that are neither numbers nor ids and have no name of ours: name and why.
+    pub left: BTreeMap<String, String>,
 }
 
 /// Reads every tensor of the file.
 ///
 /// # Errors
 ///
-/// [`TensorFileError`] for a file that is missing, damaged or holds another kind of data.
+/// [`TensorFileError`] for a file that is missing, damaged, names a tensor twice, or has a stage or
+/// ids of another kind of data.
 pub fn read_tensors(path: &Path) -> Result<BTreeMap<String, TensorValues>, TensorFileError> {
     read_file(path).map(|file| file.tensors)
 }
@@ -59,9 +70,30 @@ pub fn read_tensors(path: &Path) -> Result<BTreeMap<String, TensorValues>, Tenso
 ///
 /// As [`read_tensors`].
 pub fn read_file(path: &Path) -> Result<TensorFile, TensorFileError> {
-    let bytes =
-        k3_core::host::files::read(path).map_err(|error| Problem::whole(error).in_file(path))?;
+    let bytes = read_whole(path).map_err(|error| Malformed::unreadable(path, &error))?;
     parse_file(path, &bytes)
+}
+
+/// The bytes of a file that is as long as its header says: a terabyte of holes is not read.
+fn read_whole(path: &Path) -> io::Result<Vec<u8>> {
+    let mut file = k3_core::host::files::open(path)?;
+    let got = file.metadata()?.len();
+    let mut bytes = Vec::new();
+    (&file).take(8).read_to_end(&mut bytes)?;
+    let length = bytes.first_chunk().map_or(0, |word| u64::from_le_bytes(*word));
+    if length <= MAX_HEADER_BYTES {
+        (&file).take(length).read_to_end(&mut bytes)?;
+        // A header that cannot be read is for the parser to refuse: the rest makes no difference.
+        let Ok(header) = serde_json::from_slice::<Metadata>(&bytes[bytes.len().min(8)..]) else {
+            return Ok(bytes);
+        };
+        let expected = 8 + length + header.data_len() as u64;
+        if got != expected {
+            return Err(io::Error::other(format!("expected {expected} bytes, got {got}")));
+        }
+        file.read_to_end(&mut bytes)?;
+    }
+    Ok(bytes)
 }
 
 /// [`read_file`] on bytes that have been read already; `path` is for messages.
@@ -72,10 +104,20 @@ pub fn read_file(path: &Path) -> Result<TensorFile, TensorFileError> {
 pub fn parse_file(path: &Path, bytes: &[u8]) -> Result<TensorFile, TensorFileError> {
     let damaged = |error: safetensors::SafeTensorError| Problem::whole(error).in_file(path);
     let file = SafeTensors::deserialize(bytes).map_err(damaged)?;
-    let (_, header) = SafeTensors::read_metadata(bytes).map_err(damaged)?;
-    let mut tensors = BTreeMap::new();
+    let (length, header) = SafeTensors::read_metadata(bytes).map_err(damaged)?;
+    refuse_duplicates(&bytes[8..8 + length]).map_err(|problem| problem.in_file(path))?;
+    let (mut tensors, mut left) = (BTreeMap::new(), BTreeMap::new());
     for (name, view) in file.iter() {
-        let values = decode(path, name, view.dtype(), view.data())?;
+        let values = match decode(view.dtype(), view.data()) {
+            Ok(values) => values,
+            Err(what) if name == IDS || StageKey::parse(name).is_some() => {
+                return Err(Problem::new(format!("tensor {name}"), what).in_file(path).into());
+            }
+            Err(what) => {
+                left.insert(name.to_owned(), what);
+                continue;
+            }
+        };
         let stored = match view.dtype() {
             Dtype::F64 => Some(Precision::F64),
             Dtype::F32 => Some(Precision::F32),
@@ -88,12 +130,22 @@ pub fn parse_file(path: &Path, bytes: &[u8]) -> Result<TensorFile, TensorFileErr
             values,
             is_f32: view.dtype() != Dtype::F64,
             stored,
+            dtype: view.dtype(),
         };
         tensors.insert(name.to_owned(), tensor);
     }
     let texts = header.metadata().iter().flatten();
     let metadata = texts.map(|(k, v)| (k.clone(), v.clone())).collect();
-    Ok(TensorFile { tensors, metadata })
+    Ok(TensorFile { tensors, metadata, left })
+}
+
+/// The crate keeps the last of two tensors of one name, other readers the first.
+fn refuse_duplicates(header: &[u8]) -> Result<(), Problem> {
+    let mut seen = HashSet::new();
+    Raw::document(header.trim_ascii_end())?.members(|name, _| {
+        let twice = format!("tensor {name}");
+        if seen.insert(name) { Ok(()) } else { Err(Problem::new(twice, "is there twice")) }
+    })
 }
 
 /// A tensor to write: name, shape and values. Real values are written as F64 or F32.
@@ -169,8 +221,8 @@ pub fn encode_stages(
     encode(&tensors, metadata)
 }
 
-fn decode(path: &Path, name: &str, dtype: Dtype, bytes: &[u8]) -> Result<StageValues, Malformed> {
-    let wrong = |what: String| Problem::new(format!("tensor {name}"), what).in_file(path);
+/// The values, or what is wrong with their kind.
+fn decode(dtype: Dtype, bytes: &[u8]) -> Result<StageValues, String> {
     let real = |values: Vec<f64>| Ok(StageValues::Real(values));
     match dtype {
         Dtype::F64 => real(words(bytes, f64::from_le_bytes)),
@@ -181,14 +233,13 @@ fn decode(path: &Path, name: &str, dtype: Dtype, bytes: &[u8]) -> Result<StageVa
         Dtype::U8 => Ok(StageValues::Ids(bytes.iter().map(|byte| i32::from(*byte)).collect())),
         Dtype::I64 => {
             let narrow = |value: i64| {
-                i32::try_from(value)
-                    .map_err(|_| wrong(format!("expected ids below 2^31, got {value}")))
+                i32::try_from(value).map_err(|_| format!("expected ids below 2^31, got {value}"))
             };
             let ids: Result<Vec<i32>, _> =
                 words(bytes, i64::from_le_bytes).into_iter().map(narrow).collect();
             Ok(StageValues::Ids(ids?))
         }
-        other => Err(wrong(format!("expected a float or integer dtype, got {other:?}"))),
+        other => Err(format!("expected a float or integer dtype, got {other:?}")),
     }
 }
 

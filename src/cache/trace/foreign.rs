@@ -8,7 +8,7 @@ use k3_core::content::known_form;
 use k3_core::npy::{self, Npy};
 use serde::Deserialize;
 
-use super::{MAX_TRACE_BYTES, Trace, TraceError, headerless, too_large};
+use super::{MAX_TRACE_BYTES, Trace, TraceError, headerless, router, too_large};
 use crate::shape::{ExpertKey, ModelShape};
 
 /// What the options say of the model; what they leave open is read off the data.
@@ -83,8 +83,8 @@ fn from_json_lines(text: &str) -> Result<Vec<Row>, TraceError> {
         let line: Line = serde_json::from_str(line).map_err(|error| {
             let number = number + 1;
             TraceError::whole(format!(
-                "line {number}: JSON, but not an object with \"layers\", a list of expert ids for \
-                 each layer: {error}"
+                "line {number}: JSON, but not one object a line with \"layers\", a list of expert \
+                 ids for each layer: {error}"
             ))
         })?;
         rows.extend(line.layers.into_iter().enumerate().map(|(at, ids)| (at as u32, ids)));
@@ -115,7 +115,7 @@ fn from_npy(bytes: &[u8]) -> Result<Vec<Row>, TraceError> {
 fn from_table(text: &str, stated: &Stated) -> Result<Vec<Row>, TraceError> {
     let mut lines = text.lines().enumerate();
     let header = lines.next().map_or("", |(_, line)| line);
-    let separator = if header.contains('\t') { '\t' } else { ',' };
+    let separator = ['\t', ';'].into_iter().find(|c| header.contains(*c)).unwrap_or(',');
     let names: Vec<&str> = header.split(separator).map(|n| n.trim().trim_matches('"')).collect();
     let find = |role: &str, usual: &[&str]| {
         let given = stated.columns.iter().find(|(known, _)| known == role);
@@ -128,9 +128,13 @@ fn from_table(text: &str, stated: &Stated) -> Result<Vec<Row>, TraceError> {
     let needed = |role: &str, usual: &[&str]| {
         find(role, usual).ok_or_else(|| {
             let header: String = header.chars().take(80).collect();
+            let advice = if names.iter().all(|name| name.parse::<f64>().is_ok()) {
+                "the first line must name the columns, such as token,layer,expert"
+            } else {
+                "name them with --columns token=NAME,layer=NAME,expert=NAME"
+            };
             TraceError::whole(format!(
-                "text without a column {role} (first line: {header}): name them with --columns \
-                 token=NAME,layer=NAME,expert=NAME"
+                "text without a column {role} (first line: {header}): {advice}"
             ))
         })
     };
@@ -161,9 +165,11 @@ fn from_table(text: &str, stated: &Stated) -> Result<Vec<Row>, TraceError> {
 
 /// The trace of rows, with the sizes that are stated or else seen.
 fn trace(rows: &[Row], stated: &Stated) -> Result<Trace, TraceError> {
-    let (Some(first), Some(top)) = (rows.first(), rows.iter().map(|row| row.0).max()) else {
+    let Some(top) = rows.iter().map(|row| row.0).max() else {
         return Err(TraceError::Empty);
     };
+    // The first pass may hold unions.
+    let lengths: Vec<u32> = rows.iter().map(|row| row.1.len() as u32).collect();
     let Some(expert_bytes) = stated.expert_bytes else {
         let what = "the file does not say how large an expert is: give --expert-bytes N";
         return Err(TraceError::whole(what));
@@ -173,7 +179,7 @@ fn trace(rows: &[Row], stated: &Stated) -> Result<Trace, TraceError> {
         layer_count: stated.layers.unwrap_or(top.saturating_add(1)),
         first_moe_layer: rows.iter().map(|row| row.0).min().unwrap_or(0),
         experts_per_layer: stated.experts.unwrap_or(largest.saturating_add(1)),
-        top_k: stated.top_k.unwrap_or(first.1.len() as u32),
+        top_k: stated.top_k.unwrap_or_else(|| router::usual(&lengths)),
         expert_bytes,
     };
     if let Some((field, value, allowed)) = shape.first_bad_field() {
@@ -181,7 +187,7 @@ fn trace(rows: &[Row], stated: &Stated) -> Result<Trace, TraceError> {
     }
     let mut requests = Vec::new();
     for (record, (layer, ids)) in rows.iter().enumerate() {
-        if ids.len() != shape.top_k as usize {
+        if ids.len() < shape.top_k as usize {
             let (got, k) = (ids.len(), shape.top_k);
             let what = format!("{got} experts where top-k is {k}: a router chooses as many always");
             return Err(TraceError::in_record(record, what));

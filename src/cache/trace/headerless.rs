@@ -61,9 +61,10 @@ fn check_pair(record: usize, pair: &[u8], shape: &ModelShape) -> Result<u32, Tra
     }
     if fits(layer.swap_bytes(), expert.swap_bytes()) {
         return Err(TraceError::ByteSwapped(format!(
-            "record {record}: byte-swapped: layer {layer} is layer {} in the other byte order \
-             (little-endian int32 expected)",
-            layer.swap_bytes()
+            "record {record}: byte-swapped: layer {layer}, expert {expert} are layer {}, expert {} \
+             in the other byte order (little-endian int32 expected)",
+            layer.swap_bytes(),
+            expert.swap_bytes()
         )));
     }
     if layer < 0 {

@@ -11,7 +11,7 @@ pub mod csv;
 pub mod error;
 pub mod foreign;
 pub mod headerless;
-mod router;
+pub mod router;
 pub mod v1;
 
 use serde::Serialize;

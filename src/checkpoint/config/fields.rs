@@ -1,6 +1,8 @@
 //! Reads single fields of a parsed `config.json` by their path and notes what is wrong, so that
 //! all problems can be told at once.
 
+use std::collections::BTreeSet;
+
 use super::rules::Released;
 use crate::Problem;
 use crate::json::Value;
@@ -10,11 +12,21 @@ use k3_core::config::{MAX_SIZE, SpecialIds};
 pub(super) struct Fields<'a> {
     root: &'a Value<'a>,
     problems: Vec<Problem>,
+    read: BTreeSet<String>,
 }
 
 impl<'a> Fields<'a> {
     pub(super) fn new(root: &'a Value<'a>) -> Self {
-        Self { root, problems: Vec::new() }
+        Self { root, problems: Vec::new(), read: BTreeSet::new() }
+    }
+
+    pub(super) fn root(&self) -> &'a Value<'a> {
+        self.root
+    }
+
+    /// Whether a field was asked for.
+    pub(super) fn has_read(&self, key: &str) -> bool {
+        self.read.contains(key)
     }
 
     pub(super) fn into_problems(self) -> Vec<Problem> {
@@ -32,6 +44,7 @@ impl<'a> Fields<'a> {
     /// The value at a dotted path. Where an object on the way is missing or is none, that one is
     /// noted, once, instead of everything in it.
     fn require(&mut self, key: &str, expected: &'static str) -> Option<&'a Value<'a>> {
+        self.read.insert(key.to_owned());
         let mut value = self.root;
         let mut end = 0;
         for name in key.split('.') {

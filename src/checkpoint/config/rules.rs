@@ -94,8 +94,10 @@ const RELEASED: &[(&str, Released)] = {
     ]
 };
 
-/// Fields that may be absent; where they say something else, the numbers would differ.
+/// Fields that may be absent; where they say something else, it is another model.
 const RELEASED_WHERE_PRESENT: &[(&str, Option<Released>)] = &[
+    ("model_type", Some(Released::Text("kimi_k3"))),
+    ("text_config.model_type", Some(Released::Text("kimi_linear"))),
     ("text_config.topk_method", Some(Released::Text("noaux_tc"))),
     ("text_config.quantization_config.kv_cache_scheme", None),
     ("text_config.quantization_config.config_groups.group_0.input_activations", None),
@@ -151,6 +153,16 @@ pub(super) fn check_consistency(config: &RawConfig, kv_heads: usize, problems: &
         refuse(key, !got.is_multiple_of(columns), what);
     }
     check_partition(config, problems);
+    for (place, ids) in [("", &config.token_ids.root), ("text_config.", &config.token_ids.text)] {
+        let eos = ids.eos.iter().map(|id| ("eos", *id));
+        let others = [("bos", ids.bos), ("pad", ids.pad)].into_iter();
+        for (key, id) in eos.chain(others.filter_map(|(key, id)| Some((key, id?)))) {
+            if id as usize >= config.vocab_size {
+                let what = format!("{id} is not below vocab_size {}", config.vocab_size);
+                problems.push(Problem::new(format!("{place}{key}_token_id"), what));
+            }
+        }
+    }
 }
 
 /// The two lists, each rising and in range by now, must hold every layer once.

@@ -23,9 +23,10 @@ use crate::Problem;
 use crate::foreign::Foreign;
 use crate::header::{Form, Header, NameResolver};
 use crate::index::{INDEX_FILE, MAX_SHARDS, ShardIndex};
-use crate::malformed::{Malformed, listing};
+use crate::malformed::Malformed;
 use crate::name_table::NameTable;
 use crate::shard::Shard;
+use k3_core::listing::listed;
 
 /// How many names a message lists before it only counts.
 const LISTED: usize = 8;
@@ -39,7 +40,7 @@ pub enum CheckpointError {
     /// Shards that the index, or the numbering of the files, says there are.
     #[error(
         "{}: {} of {total} missing: {}{}",
-        path.display(), missing.len(), first_of(missing), hint(unfinished)
+        path.display(), missing.len(), listed(missing, missing.len()), hint(unfinished)
     )]
     ShardsMissing {
         /// The folder.
@@ -53,15 +54,11 @@ pub enum CheckpointError {
     },
 }
 
-fn first_of(names: &[String]) -> String {
-    listing(&names[..names.len().min(LISTED)], names.len())
-}
-
 fn hint(unfinished: &[String]) -> String {
     if unfinished.is_empty() {
         return String::new();
     }
-    format!(" (unfinished downloads: {})", first_of(unfinished))
+    format!(" (unfinished downloads: {})", listed(unfinished, unfinished.len()))
 }
 
 /// What happens where shards are missing.
@@ -194,7 +191,8 @@ fn open_indexed(
         merge.add(&mut build, number, opened, &strangers)?;
     }
     merge.finish(&build, &absent)?;
-    let notes = listing.notes(&used);
+    let mut notes = listing.notes(&used);
+    notes.extend(index.odd_metadata.map(|problem| Note::OddMetadata { problem }));
     let total_size = index.total_size.filter(|_| absent.is_empty());
     let mut checkpoint = build.finish(absent, true, notes);
     let header_bytes = checkpoint.tensor_bytes();
@@ -367,7 +365,16 @@ impl Build {
         Ok(())
     }
 
-    fn finish(self, missing_shards: Vec<String>, has_index: bool, notes: Vec<Note>) -> Checkpoint {
+    fn finish(
+        self,
+        missing_shards: Vec<String>,
+        has_index: bool,
+        mut notes: Vec<Note>,
+    ) -> Checkpoint {
+        for shard in self.shards.iter().filter(|shard| !shard.unread_keys().is_empty()) {
+            let keys = shard.unread_keys().iter().cloned().collect();
+            notes.push(Note::UnreadKeys { file: file_name(shard), keys });
+        }
         Checkpoint {
             folder: self.folder,
             names: self.names,
@@ -407,7 +414,7 @@ impl IndexedMerge<'_> {
                 "{} declares {} tensor(s) that the index omits: {}",
                 self.shard_names[number],
                 strangers.len(),
-                listing(&names, strangers.len())
+                listed(&names, strangers.len())
             );
             return Err(Problem::whole(what).in_file(self.path));
         }

@@ -1,11 +1,11 @@
 //! What `generate` accepts, and the checks that need no file.
 
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 
 use clap::Args;
 
 use super::super::model_args::{CheckpointArgs, Ids, parse_epsilon, parse_ids};
-use super::super::output::{CommandError, OutputArgs, usage};
+use super::super::output::{self, CommandError, OutputArgs, usage};
 use super::super::sizes::{parse_gigabytes, parse_id, parse_size};
 use super::super::text_input::SpecialArg;
 use super::super::threads::ThreadsArgs;
@@ -13,6 +13,7 @@ use crate::cli::choice::choice;
 use k3_cache::policy::PolicyName;
 use k3_cache::presets;
 use k3_core::config::MLA_NORM_EPS;
+use k3_core::host::claims::Output;
 
 /// Maximum ids to generate in one run.
 const MAX_GEN: u32 = 1_000_000;
@@ -47,10 +48,6 @@ pub struct ModelArgs {
     #[arg(long, value_name = "N",
         value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_RING)))]
     pub ring: Option<u32>,
-    /// Policy of the expert cache; the default is what `simcache` recommends
-    #[arg(long, value_name = "NAME", value_parser = choice::<PolicyName>(),
-        default_value = "layer-cycle")]
-    pub policy: PolicyName,
     /// Prompt tokens that go through a layer together
     #[arg(long, value_name = "N", default_value_t = 32,
         value_parser = clap::value_parser!(u32).range(1..=i64::from(MAX_CHUNK)))]
@@ -67,6 +64,10 @@ pub struct GenerateArgs {
     pub checkpoint: CheckpointArgs,
     #[command(flatten)]
     pub model: ModelArgs,
+    /// Policy of the expert cache; the default is what `simcache` recommends
+    #[arg(long, value_name = "NAME", value_parser = choice::<PolicyName>(),
+        default_value = "layer-cycle")]
+    pub policy: PolicyName,
     /// Prompt as token ids: decimal numbers, separated by commas
     #[arg(long, value_name = "IDS", value_parser = parse_ids,
         conflicts_with_all = ["prompt", "prompt_file"])]
@@ -92,9 +93,13 @@ pub struct GenerateArgs {
     #[arg(long, value_name = "N", default_value_t = 8,
         value_parser = clap::value_parser!(u32).range(..=i64::from(MAX_GEN)))]
     pub r#gen: u32,
-    /// Stop after this id, which is included in ids and text (repeatable)
+    /// Stop after this id too, which is included in ids and text (repeatable). A run stops after
+    /// the ids that the files of the checkpoint name as its end
     #[arg(long, value_name = "ID", value_parser = parse_id)]
     pub stop_id: Vec<u32>,
+    /// Go on after the end ids of the checkpoint
+    #[arg(long)]
+    pub ignore_eos: bool,
     /// Recompute the whole prefix at every step
     #[arg(long, conflicts_with_all = ["load_state", "save_state"])]
     pub full_recompute: bool,
@@ -114,7 +119,7 @@ pub struct GenerateArgs {
     /// Instead of generating, feed the ids and report how many are the model's own choice
     #[arg(long, conflicts_with_all = [
         "load_state", "save_state", "full_recompute", "stop_id", "dump_logits",
-        "gen",
+        "ignore_eos", "gen",
     ])]
     pub tf_check: bool,
     /// Epsilon of the two low-rank norms in MLA
@@ -135,6 +140,16 @@ pub fn enough_to_check(ids: usize) -> Result<(), CommandError> {
 }
 
 impl GenerateArgs {
+    /// Declares what is read and written.
+    pub fn claim(&self, model: &Path) -> Result<(), CommandError> {
+        let files = [&self.model.trunk, &self.tokenizer, &self.prompt_file, &self.load_state];
+        let read = files.into_iter().flatten().map(|path| &**path);
+        let read: Vec<&Path> = read.chain([model]).collect();
+        let files = [&self.dump_logits, &self.dump_trace, &self.save_state];
+        let written: Vec<_> = files.into_iter().flatten().map(|path| Output::File(path)).collect();
+        output::claim(&self.output, &read, &written)
+    }
+
     /// Checks that clap cannot express.
     pub fn check(&self) -> Result<(), CommandError> {
         if self.chat {
@@ -149,6 +164,9 @@ impl GenerateArgs {
         if !text && self.ids.is_none() && self.load_state.is_none() {
             let error = usage("no prompt");
             return Err(error.hint("give --prompt TEXT, --prompt-file FILE or --ids 1,2,3"));
+        }
+        if self.tf_check && self.tokenizer.is_some() && !text {
+            return Err(usage("--tokenizer: --tf-check on --ids reads and writes no text"));
         }
         match &self.ids {
             Some(ids) if self.tf_check => enough_to_check(ids.0.len()),

@@ -8,9 +8,14 @@ use k3_core::host::memory;
 use k3_engine::memory::plan::LimitOf;
 use k3_engine::memory::{MemoryPlan, Wishes};
 use k3_engine::stream::ModelFiles;
+use k3_engine::stream::model::IO_THREADS;
 
 /// Share of the free memory that is used by default; the rest is left to other processes.
 const UNASKED_SHARE: f64 = 0.95;
+
+/// Threads besides the workers: those that read trunk, experts and vocabulary, and the one that
+/// reads ahead.
+const OTHER_THREADS: usize = 3 * IO_THREADS + 1;
 
 /// The requested split: a preset's, then single options over it.
 #[must_use]
@@ -29,7 +34,7 @@ fn wishes(args: &ModelArgs) -> Wishes {
     }
 }
 
-/// The plan for a run over `positions` positions, or the refusal. `tokenizer` is the memory that a
+/// The plan for a run over `positions` positions with `rows` rows of logits, or the refusal. `tokenizer` is the memory that a
 /// tokenizer has already taken, if one is needed.
 ///
 /// # Errors
@@ -37,18 +42,18 @@ fn wishes(args: &ModelArgs) -> Wishes {
 pub fn plan(
     args: &ModelArgs,
     files: &ModelFiles,
-    positions: usize,
-    logit_rows: usize,
+    (positions, rows): (usize, usize),
     tokenizer: Option<u64>,
+    threads: usize,
 ) -> Result<MemoryPlan, CommandError> {
     let chunk = (args.prefill_chunk as usize).min(positions.max(1));
     let mut demand = files.demand_beside(positions, chunk, tokenizer.unwrap_or(0));
     demand.tokenizer_bytes = tokenizer.map_or(0, |_| k3_text::RESIDENT_BYTES);
-    demand.logit_rows = logit_rows;
+    demand.logit_rows = rows;
     demand.streams_vocabulary = streams_vocabulary(args);
     // What the process already holds is part of the plan, but no longer of the free memory.
     let held = memory::resident_bytes().unwrap_or(0);
-    let machine = memory::available().in_all(held);
+    let machine = memory::available().beside_threads(threads + OTHER_THREADS).in_all(held);
     let wishes = wishes(args);
     let limit = match (args.memory, machine) {
         (Some(asked), Some(machine)) => Some(asked.min(machine)),
@@ -69,8 +74,8 @@ pub fn plan(
                 "the limit is --memory; fewer positions, a smaller chunk or preset ultra need less"
             }
             LimitOf::Process => {
-                "the limit is what this machine or its control group has free; fewer positions, a \
-                 smaller chunk or preset ultra need less"
+                "the limit is what this machine, its control group or `ulimit` leaves; fewer \
+                 positions, a smaller chunk or preset ultra need less"
             }
         };
         CommandError::new(refusal, Exit::Refused).hint(hint)

@@ -14,7 +14,8 @@ use k3_text::{K3_RANKS, K3_VOCABULARY, TextError, Tokenizer, Utf8Stream};
 /// The vocabulary of a run.
 #[derive(Debug)]
 pub struct RunText {
-    tokenizer: Tokenizer,
+    /// It encodes and decodes.
+    pub tokenizer: Tokenizer,
     /// Where it comes from, without a path.
     pub source: &'static str,
     /// The folder it was read from.

@@ -27,11 +27,8 @@ pub struct Outputs {
 }
 
 impl Outputs {
-    /// Creates them, and checks that a state file's folder is writable.
+    /// Creates them.
     pub fn create(args: &GenerateArgs) -> Result<Self, CommandError> {
-        if let Some(path) = &args.save_state {
-            PendingFile::create(path)?;
-        }
         let make = |path: &Option<std::path::PathBuf>| {
             path.as_deref().map(PendingFile::create).transpose()
         };
@@ -146,6 +143,7 @@ impl Watch for RunWatch<'_> {
         if self.steps.is_empty() && !self.is_shared {
             eprint_text(&format!("{}\n", StepRow::live_table().head()));
         }
+        self.interrupt.begin(&format!("step {}", self.steps.len()));
         self.before = self.counters();
         let begun = self.streamed.experts.begin_step(phase, first, count);
         begun.map_err(|error| EngineError::source("trace", error))

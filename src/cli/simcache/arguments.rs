@@ -80,7 +80,8 @@ pub struct SimcacheArgs {
     #[arg(long, value_name = "FILE")]
     pub measured: Option<PathBuf>,
     /// Largest difference that counts as agreement, in points of hit rate
-    #[arg(long, value_name = "POINTS", default_value_t = 1.0, value_parser = not_negative)]
+    #[arg(long, value_name = "POINTS", default_value_t = 1.0, value_parser = not_negative,
+        requires = "measured")]
     pub tolerance: f64,
     /// Keep only these layers (0..92, both ends included; 7; 0,3,91..92)
     #[arg(long, value_name = "RANGE")]

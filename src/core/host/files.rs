@@ -1,10 +1,11 @@
 //! Files that are read only if they are regular, and files that appear whole or not at all.
 
-use std::fs::{self, File, OpenOptions, Permissions};
+use std::fs::{self, File, Metadata, OpenOptions, Permissions};
 use std::io::{self, Read as _, Write as _};
-use std::os::unix::fs::{OpenOptionsExt as _, PermissionsExt as _};
+use std::os::unix::fs::{MetadataExt as _, OpenOptionsExt as _, PermissionsExt as _};
 use std::path::{Path, PathBuf};
 use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
 
 use tempfile::{NamedTempFile, TempDir};
 
@@ -35,6 +36,24 @@ pub fn read(path: &Path) -> io::Result<Vec<u8>> {
     Ok(bytes)
 }
 
+/// The bytes of a regular file of at most so many; of a larger one none are read.
+///
+/// # Errors
+/// As [`read`], or it is larger.
+pub fn read_at_most(path: &Path, limit: u64) -> io::Result<Vec<u8>> {
+    let file = open(path)?;
+    let mut got = file.metadata()?.len();
+    let mut bytes = Vec::new();
+    if got <= limit {
+        // It may grow while it is read.
+        got = file.take(limit + 1).read_to_end(&mut bytes)? as u64;
+    }
+    if got > limit {
+        return Err(io::Error::other(format!("expected at most {limit} bytes, got {got}")));
+    }
+    Ok(bytes)
+}
+
 /// The text of a regular file.
 ///
 /// # Errors
@@ -44,23 +63,101 @@ pub fn read_to_string(path: &Path) -> io::Result<String> {
     text.map_err(|error| io::Error::new(io::ErrorKind::InvalidData, error))
 }
 
+/// Random letters and digits at the end of the name of a temporary file or folder.
+const RANDOM_CHARS: usize = 12;
+
 /// Temporary files and folders of this process, some of them gone by now. Their names are random,
 /// so that none of them is anybody else's.
 static LEFTOVERS: Mutex<Vec<PathBuf>> = Mutex::new(Vec::new());
 
-fn remember(path: &Path) {
-    let path = std::path::absolute(path).unwrap_or_else(|_| path.to_owned());
-    LEFTOVERS.lock().unwrap_or_else(PoisonError::into_inner).push(path);
+/// Removes every temporary file and folder of this process, which is about to end: no other thread
+/// makes one after this.
+pub fn remove_leftovers() {
+    // A thread that makes one at this moment takes no longer, unless it is stuck.
+    let held = (0..100).find_map(|_| {
+        let held = LEFTOVERS.try_lock();
+        if held.is_err() {
+            std::thread::sleep(Duration::from_millis(5));
+        }
+        held.ok()
+    });
+    let Some(leftovers) = held else { return };
+    let remove = |path: &PathBuf| match path.symlink_metadata() {
+        Ok(found) if found.is_dir() => fs::remove_dir_all(path).is_ok(),
+        Ok(_) => fs::remove_file(path).is_ok(),
+        Err(_) => true,
+    };
+    // Other threads may still write into a folder that is being removed.
+    for _ in 0..100 {
+        if leftovers.iter().filter(|path| !remove(path)).count() == 0 {
+            break;
+        }
+    }
+    std::mem::forget(leftovers);
 }
 
-/// Removes every temporary file and folder of this process: for a process that is about to end.
-pub fn remove_leftovers() {
-    for path in LEFTOVERS.lock().unwrap_or_else(PoisonError::into_inner).drain(..) {
-        // What is gone needs no removing; a folder may be written to at this moment.
-        let removed = fs::remove_file(&path).or_else(|_| fs::remove_dir_all(&path));
-        if removed.is_err() && path.exists() {
-            let _ = fs::remove_dir_all(&path);
+/// Makes something temporary by `make`, which gives its path and a handle to lock it with. The lock
+/// tells the next run that it is in use: it ends with the process, however that ends.
+fn temporary<T>(
+    make: impl Fn() -> io::Result<T>,
+    of: impl Fn(&T) -> io::Result<(&Path, File)>,
+) -> io::Result<(T, File)> {
+    loop {
+        let mut leftovers = LEFTOVERS.lock().unwrap_or_else(PoisonError::into_inner);
+        let made = make()?;
+        let (path, handle) = of(&made)?;
+        leftovers.push(std::path::absolute(path)?);
+        // Where there are no locks, nobody takes one to remove it either.
+        let _ = handle.lock();
+        // Between its making and its lock it looked abandoned, and may have been removed.
+        let own = handle.metadata()?;
+        if fs::metadata(path).is_ok_and(|found| id(&found) == id(&own)) {
+            return Ok((made, handle));
         }
+    }
+}
+
+/// What tells a file from all others: links to it have the same.
+pub(super) fn id(of: &Metadata) -> (u64, u64) {
+    (of.dev(), of.ino())
+}
+
+/// Removes what dead processes left in a folder under names that begin with `prefix`.
+pub fn remove_abandoned(folder: &Path, prefix: &str) {
+    for entry in fs::read_dir(folder).into_iter().flatten().flatten() {
+        let name = entry.file_name();
+        let random = name.to_str().and_then(|name| name.strip_prefix(prefix));
+        let is_ours = |random: &str| {
+            random.len() == RANDOM_CHARS && random.bytes().all(|byte| byte.is_ascii_alphanumeric())
+        };
+        let path = entry.path();
+        let kind = entry.file_type().ok().filter(|kind| kind.is_dir() || kind.is_file());
+        let (true, Some(kind)) = (random.is_some_and(is_ours), kind) else { continue };
+        let Ok(handle) = File::open(&path) else { continue };
+        if handle.try_lock().is_ok() {
+            // What cannot be removed does no harm.
+            let _ = if kind.is_dir() { fs::remove_dir_all(path) } else { fs::remove_file(path) };
+        }
+    }
+}
+
+/// A temporary folder, removed when it is dropped.
+#[derive(Debug)]
+pub struct Scratch {
+    folder: TempDir,
+    _lock: File,
+}
+
+impl Scratch {
+    /// Where it is.
+    #[must_use]
+    pub fn path(&self) -> &Path {
+        self.folder.path()
+    }
+
+    /// Leaves it where it is, or was: it may have been renamed.
+    pub fn keep(self) {
+        let _ = self.folder.keep();
     }
 }
 
@@ -68,20 +165,35 @@ pub fn remove_leftovers() {
 ///
 /// # Errors
 /// It cannot be made.
-pub fn scratch_folder(prefix: &str, parent: Option<&Path>) -> io::Result<TempDir> {
+pub fn scratch_folder(prefix: &str, parent: Option<&Path>) -> io::Result<Scratch> {
+    let parent = parent.map_or_else(std::env::temp_dir, Path::to_owned);
+    remove_abandoned(&parent, prefix);
     let mut builder = tempfile::Builder::new();
-    let builder = builder.prefix(prefix);
-    let folder = match parent {
-        Some(parent) => builder.tempdir_in(parent)?,
-        None => builder.tempdir()?,
-    };
-    remember(folder.path());
-    Ok(folder)
+    let builder = builder.prefix(prefix).rand_bytes(RANDOM_CHARS);
+    let make = || builder.tempdir_in(&parent);
+    let (folder, lock) = temporary(make, |folder| Ok((folder.path(), File::open(folder.path())?)))?;
+    Ok(Scratch { folder, _lock: lock })
+}
+
+/// Bytes that can still be written to the file system of a path.
+///
+/// # Errors
+/// The system does not say.
+pub fn free_bytes(path: &Path) -> io::Result<u64> {
+    let space = rustix::fs::statvfs(path)?;
+    Ok(space.f_bavail.saturating_mul(space.f_frsize))
+}
+
+/// The folder that a path is in.
+#[must_use]
+pub fn folder_of(path: &Path) -> &Path {
+    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
+    folder.unwrap_or(Path::new("."))
 }
 
 /// What a path leads to: a symlink is followed, so that what is written replaces the file and not
 /// the link to it.
-fn followed(path: &Path) -> io::Result<PathBuf> {
+pub(super) fn followed(path: &Path) -> io::Result<PathBuf> {
     if !path.is_symlink() {
         return Ok(path.to_owned());
     }
@@ -99,12 +211,13 @@ pub fn temporary_beside(path: &Path) -> io::Result<NamedTempFile> {
     if fs::metadata(&path).is_ok_and(|found| !found.is_file()) {
         return Err(io::Error::other("is there and is not a regular file"));
     }
-    let folder = path.parent().filter(|folder| !folder.as_os_str().is_empty());
-    let file = tempfile::Builder::new()
-        .prefix(UNFINISHED)
-        .permissions(Permissions::from_mode(0o666))
-        .tempfile_in(folder.unwrap_or(Path::new(".")))?;
-    remember(file.path());
+    let folder = folder_of(&path);
+    remove_abandoned(folder, UNFINISHED);
+    let mut builder = tempfile::Builder::new();
+    let builder = builder.prefix(UNFINISHED).rand_bytes(RANDOM_CHARS);
+    let builder = builder.permissions(Permissions::from_mode(0o666));
+    let make = || builder.tempfile_in(folder);
+    let (file, _) = temporary(make, |file| Ok((file.path(), file.as_file().try_clone()?)))?;
     Ok(file)
 }
 

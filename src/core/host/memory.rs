@@ -4,8 +4,16 @@
 //! group, and every group above it, still allows. Both counts leave out the page cache that the
 //! kernel would give up: a full cache is no reason to refuse. "Unlimited" has several spellings.
 
+use std::alloc::{GlobalAlloc, Layout, System};
 use std::fs;
 use std::path::{Path, PathBuf};
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, PoisonError};
+use std::time::Duration;
+
+use rustix::process::{Resource, getrlimit};
+
+use super::interrupt::end_now;
 
 /// Limits from here on mean that there is none: version 1 writes the largest signed number
 /// rounded down to a page (0x7FFFFFFFFFFFF000 with pages of 4 KiB, less with larger ones).
@@ -23,16 +31,25 @@ pub struct Available {
     pub group_bytes: Option<u64>,
     /// Limit of that group.
     pub group_limit_bytes: Option<u64>,
+    /// What the limits on the address space of this process (`ulimit -v`, `ulimit -d`) still allow;
+    /// `None` without one.
+    pub address_bytes: Option<u64>,
 }
 
 impl Available {
-    /// The smaller of the two; `None` where neither is known.
+    /// The smallest of them; `None` where none is known.
     #[must_use]
     pub fn bytes(&self) -> Option<u64> {
-        match (self.machine_bytes, self.group_bytes) {
-            (Some(machine), Some(group)) => Some(machine.min(group)),
-            (machine, group) => machine.or(group),
-        }
+        let known = [self.machine_bytes, self.group_bytes, self.address_bytes];
+        known.into_iter().flatten().min()
+    }
+
+    /// The same where so many threads are yet to be started.
+    #[must_use]
+    pub fn beside_threads(mut self, count: usize) -> Self {
+        let taken = THREAD_ADDRESS_BYTES.saturating_mul(count as u64);
+        self.address_bytes = self.address_bytes.map(|bytes| bytes.saturating_sub(taken));
+        self
     }
 
     /// What a process that holds `held_bytes` may have in all. Never more than its group's limit:
@@ -43,6 +60,10 @@ impl Available {
         Some(whole.min(self.group_limit_bytes.unwrap_or(u64::MAX)))
     }
 }
+
+/// Address space of a thread: its stack of 2 MiB, and some pages for signals and for what is local
+/// to it.
+const THREAD_ADDRESS_BYTES: u64 = (2 << 20) + (64 << 10);
 
 /// The limit that a file of a control group states: `Some(None)` without a limit, `None` for text
 /// that is no limit.
@@ -69,7 +90,19 @@ pub fn field_bytes(text: &str, field: &str) -> Option<u64> {
 pub fn available() -> Available {
     let meminfo = fs::read_to_string("/proc/meminfo").unwrap_or_default();
     let groups = fs::read_to_string("/proc/self/cgroup").unwrap_or_default();
-    available_in(&meminfo, &groups, Path::new(GROUP_ROOT))
+    Available {
+        address_bytes: address_bytes(),
+        ..available_in(&meminfo, &groups, Path::new(GROUP_ROOT))
+    }
+}
+
+/// What the limits on the address space of this process still allow; `None` without one.
+fn address_bytes() -> Option<u64> {
+    let own = fs::read_to_string("/proc/self/status").unwrap_or_default();
+    let left = |(resource, used)| {
+        Some(getrlimit(resource).current?.saturating_sub(field_bytes(&own, used)?))
+    };
+    [(Resource::As, "VmSize"), (Resource::Data, "VmData")].into_iter().filter_map(left).min()
 }
 
 /// [`available`] from the texts of `/proc/meminfo` and `/proc/self/cgroup`.
@@ -80,6 +113,7 @@ pub fn available_in(meminfo: &str, groups: &str, root: &Path) -> Available {
         machine_bytes: field_bytes(meminfo, "MemAvailable"),
         group_bytes: tightest.map(|(room, _)| room),
         group_limit_bytes: tightest.map(|(_, limit)| limit),
+        address_bytes: None,
     }
 }
 
@@ -142,6 +176,80 @@ pub fn resident_bytes() -> Option<u64> {
 #[must_use]
 pub fn peak_resident_bytes() -> Option<u64> {
     field_bytes(&fs::read_to_string("/proc/self/status").ok()?, "VmHWM")
+}
+
+/// The system's allocator. Where there is no more memory the process ends with one line and exit
+/// code 5, which an abort would not give.
+#[derive(Debug)]
+pub struct Allocator;
+
+// SAFETY: the system's allocator answers every call, and what it does not answer never returns.
+unsafe impl GlobalAlloc for Allocator {
+    unsafe fn alloc(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller keeps what `alloc` asks for.
+        had(unsafe { System.alloc(layout) }, layout.size())
+    }
+
+    unsafe fn alloc_zeroed(&self, layout: Layout) -> *mut u8 {
+        // SAFETY: the caller keeps what `alloc_zeroed` asks for.
+        had(unsafe { System.alloc_zeroed(layout) }, layout.size())
+    }
+
+    unsafe fn realloc(&self, old: *mut u8, layout: Layout, bytes: usize) -> *mut u8 {
+        // SAFETY: the caller keeps what `realloc` asks for.
+        had(unsafe { System.realloc(old, layout, bytes) }, bytes)
+    }
+
+    unsafe fn dealloc(&self, old: *mut u8, layout: Layout) {
+        // SAFETY: the caller keeps what `dealloc` asks for.
+        unsafe { System.dealloc(old, layout) }
+    }
+}
+
+fn had(pointer: *mut u8, bytes: usize) -> *mut u8 {
+    if pointer.is_null() {
+        refuse(format_args!("cannot allocate {bytes} bytes"));
+    }
+    pointer
+}
+
+/// What removing temporary folders needs where there is no more memory.
+static RESERVE: Mutex<Vec<u8>> = Mutex::new(Vec::new());
+const RESERVE_BYTES: usize = 1 << 20;
+
+/// Ends the process, which has met a limit.
+fn refuse(what: std::fmt::Arguments<'_>) -> ! {
+    static IS_ENDING: AtomicBool = AtomicBool::new(false);
+    if IS_ENDING.swap(true, Ordering::Relaxed) {
+        // Another thread is ending the process, or this one while it does; so it need not go on.
+        std::thread::sleep(Duration::from_secs(2));
+        signal_hook::low_level::exit(5);
+    }
+    if let Ok(mut reserve) = RESERVE.try_lock() {
+        *reserve = Vec::new();
+    }
+    end_now(format_args!("{what}: the memory or a limit (ulimit -a) is used up"), 5)
+}
+
+/// Prepares the process for limits, before it has threads. Panics of the standard library that say
+/// that no thread could be started become a line and exit code 5.
+pub fn expect_limits() {
+    #[cfg(all(target_os = "linux", target_env = "gnu"))]
+    if address_bytes().is_some() {
+        *RESERVE.lock().unwrap_or_else(PoisonError::into_inner) = vec![0; RESERVE_BYTES];
+        // The C library would set 64 MiB of addresses aside for every thread that allocates.
+        // SAFETY: a setting of the allocator, whose other threads do not exist yet.
+        unsafe { libc::mallopt(libc::M_ARENA_MAX, 1) };
+    }
+    let usual = std::panic::take_hook();
+    std::panic::set_hook(Box::new(move |panic| {
+        let text = panic.payload_as_str().unwrap_or_default();
+        let known = ["failed to allocate an alternative stack", "failed to spawn thread"];
+        if known.iter().any(|start| text.starts_with(start)) {
+            refuse(format_args!("cannot start a thread"));
+        }
+        usual(panic);
+    }));
 }
 
 #[cfg(test)]

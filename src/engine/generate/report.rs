@@ -154,8 +154,15 @@ pub struct RunReport {
     /// Their text, where the vocabulary is K3's; bytes that are no characters are U+FFFD.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub generated_text: Option<String>,
-    /// The stop id that ended the run.
+    /// The id that ended the run.
     pub stopped_by: Option<u32>,
+    /// What names it as an end: files with their fields, or `--stop-id`.
+    pub stopped_by_source: Option<String>,
+    /// Logits of a row of `logits_file`.
+    pub vocab_size: usize,
+    /// Where the logits of the generated ids are, if they were written.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub logits_file: Option<String>,
     /// Teacher forcing, where it was asked for.
     #[serde(skip_serializing_if = "Option::is_none")]
     pub teacher_forcing: Option<TeacherForcing>,
@@ -213,6 +220,9 @@ impl RunReport {
             );
             table.row(["memory:", &cost]);
         }
+        if let (Some(id), Some(source)) = (self.stopped_by, &self.stopped_by_source) {
+            table.row(["ended by:", &format!("id {id} ({source})")]);
+        }
         if let Some(forced) = &self.teacher_forcing {
             let cost = format!(
                 "{} of {} positions ({:.2} %)",
@@ -249,8 +259,10 @@ impl RunReport {
         match (self.teacher_forcing, self.stopped_by) {
             (Some(_), _) => format!("COMPLETE: {fed} ids by teacher forcing"),
             (None, Some(id)) => format!(
-                "COMPLETE: {} ids generated after a prompt of {fed}, the last is a stop id ({id})",
-                self.generated_ids.len()
+                "COMPLETE: {} ids generated after a prompt of {fed}, the last is an end id ({id}: \
+                 {})",
+                self.generated_ids.len(),
+                self.stopped_by_source.as_deref().unwrap_or_default()
             ),
             (None, None) => {
                 let chosen = self.generated_ids.len();

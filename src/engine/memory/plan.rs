@@ -177,6 +177,12 @@ impl Demand {
         4 * (shape.count(LayerKind::Kda) * slot) as u64
     }
 
+    /// Bytes of a saved state, but for its header.
+    #[must_use]
+    pub fn state_bytes(&self) -> u64 {
+        self.recurrent_bytes() + self.latent_bytes_per_position() * self.positions as u64
+    }
+
     /// Lines that no choice changes.
     fn fixed(&self) -> Vec<Component> {
         let shape = &self.shape;

@@ -3,6 +3,7 @@
 //! Dtype and shape are compared with what the configuration implies before anything is read.
 
 use std::collections::BTreeSet;
+use std::path::Path;
 use std::sync::{Mutex, PoisonError};
 
 use rayon::prelude::*;
@@ -40,15 +41,27 @@ impl<S: WeightSource> WeightSource for Recorded<S> {
         given.insert(spec.name.clone());
         Ok(bytes)
     }
+
+    fn file(&self, name: &str) -> Option<&Path> {
+        self.source.file(name)
+    }
 }
 
 impl<S: WeightSource + ?Sized> WeightSource for &S {
     fn tensor(&self, spec: &TensorSpec) -> Result<SharedBytes, EngineError> {
         (**self).tensor(spec)
     }
+
+    fn file(&self, name: &str) -> Option<&Path> {
+        (**self).file(name)
+    }
 }
 
 impl WeightSource for Checkpoint {
+    fn file(&self, name: &str) -> Option<&Path> {
+        self.tensor(name).map(|info| self.shard_path(info.shard))
+    }
+
     fn tensor(&self, spec: &TensorSpec) -> Result<SharedBytes, EngineError> {
         let Some(info) = self.tensor(&spec.name) else {
             let what = format!("missing from {}", self.folder().display());

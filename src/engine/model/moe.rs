@@ -11,7 +11,7 @@ use std::sync::Arc;
 use super::dense;
 use super::forward::Pass;
 use super::stage_output::StageOutput;
-use super::weights::named;
+use super::weights::{named, wrong_values};
 use super::workspace::MoeBuffers;
 use super::{EngineError, MoeWeights, Shape, TensorSpec, WeightSource, Workspace};
 use crate::kernels::matrix::Matrix;
@@ -121,22 +121,29 @@ impl Expert {
             w2: bind(Role::RoutedW2Packed, Role::RoutedW2Scale)?,
             w3: bind(Role::RoutedW3Packed, Role::RoutedW3Scale)?,
         };
-        expert.check_scales(layer, id)?;
+        expert.check_scales(source, layer, id)?;
         Ok(expert)
     }
 
     /// Q4: the first NaN scale byte, with its place.
     ///
     /// # Errors
-    /// Layer, expert, matrix, row and group of it.
-    pub fn check_scales(&self, layer: usize, expert: usize) -> Result<(), EngineError> {
-        for (matrix, weights) in [("w1", &self.w1), ("w2", &self.w2), ("w3", &self.w3)] {
+    /// File, layer, expert, matrix, row and group of it.
+    fn check_scales(
+        &self,
+        source: &dyn WeightSource,
+        layer: usize,
+        expert: usize,
+    ) -> Result<(), EngineError> {
+        for (matrix, weights, role) in [
+            ("w1", &self.w1, Role::RoutedW1Scale),
+            ("w2", &self.w2, Role::RoutedW2Scale),
+            ("w3", &self.w3, Role::RoutedW3Scale),
+        ] {
             if let Some((row, group)) = weights.first_nan_scale() {
+                let place = format!("layer {layer} expert {expert} {matrix}");
                 let what = format!("scale byte 255 (NaN) in row {row}, group {group}");
-                return Err(EngineError::at(
-                    format!("layer {layer} expert {expert} {matrix}"),
-                    what,
-                ));
+                return Err(wrong_values(source, &role.name(layer, expert), place, what));
             }
         }
         Ok(())

@@ -7,6 +7,7 @@
 //! streamed.
 
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
 use super::{EngineError, LayerKind, MlpKind, Shape};
@@ -44,6 +45,22 @@ pub trait WeightSource {
     /// # Errors
     /// The tensor is missing, unreadable, or of another dtype or shape.
     fn tensor(&self, spec: &TensorSpec) -> Result<SharedBytes, EngineError>;
+
+    /// The file that a tensor is read from, for messages.
+    fn file(&self, _name: &str) -> Option<&Path> {
+        None
+    }
+}
+
+/// Something wrong with the values of a tensor, at a place in it.
+pub(super) fn wrong_values(
+    source: &dyn WeightSource,
+    name: &str,
+    place: String,
+    what: String,
+) -> EngineError {
+    let file = source.file(name).map(|file| format!("{}: ", file.display()));
+    EngineError::at(file.unwrap_or_default() + &place, what)
 }
 
 /// What an RMSNorm(x; w, ε) has of its own.
@@ -301,6 +318,7 @@ impl Binder<'_> {
         Ok(Norm { weight: self.vector(role)?, epsilon: self.shape.mla_norm_eps })
     }
 
+    /// A residual mix, its norm with `rms_norm_eps` (N2).
     fn mixer(&self, norm: Role, projection: Role) -> Result<Mixer, EngineError> {
         let folded = fold(&self.vector(norm)?, &self.vector(projection)?);
         Ok(Mixer { folded, epsilon: self.shape.rms_norm_eps })
@@ -320,10 +338,10 @@ impl Binder<'_> {
         let heads = self.shape.kda.heads;
         let (a_log, tail) = stored.split_at(heads);
         if let Some(place) = tail.iter().position(|value| *value != 0.0) {
-            let name = format!("tensor {}", self.spec(Role::KdaALog).name);
+            let name = self.spec(Role::KdaALog).name;
             let (index, value) = (heads + place, tail[place]);
             let what = format!("element {index} of the padding is {value}, expected 0");
-            return Err(EngineError::at(name, what));
+            return Err(wrong_values(self.source, &name, format!("tensor {name}"), what));
         }
         Ok(KdaWeights {
             projections: [

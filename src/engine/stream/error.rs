@@ -3,7 +3,7 @@
 use thiserror::Error;
 
 use k3_cache::slot_table::CacheError;
-use k3_checkpoint::{Problem, ReadError};
+use k3_checkpoint::{Malformed, Problem, ReadError};
 
 /// A tensor that the run of a layer does not hold.
 pub(super) const NOT_IN_RUN: &str = "missing from what is read for it";
@@ -17,6 +17,9 @@ pub enum StreamError {
     /// A cache that cannot serve.
     #[error(transparent)]
     Cache(#[from] CacheError),
+    /// A file whose bytes are not what they were.
+    #[error(transparent)]
+    File(#[from] Malformed),
     /// The reader ended.
     #[error("the reader of the trunk has stopped")]
     Stopped,

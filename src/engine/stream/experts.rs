@@ -31,6 +31,7 @@ use k3_cache::slot_table::{Counters, Reserve, SlotTable};
 use k3_cache::trace::{Outcome, Phase};
 use k3_checkpoint::names::EXPERT_ROLES;
 use k3_checkpoint::{Binding, Checkpoint};
+use k3_core::listing::listed;
 
 /// Where the experts are stored and how many are held.
 #[derive(Debug)]
@@ -263,7 +264,7 @@ impl ExpertCache {
         let tensors = tensors.ok_or_else(|| {
             let names: Vec<String> =
                 EXPERT_ROLES.iter().map(|role| role.name(layer, expert)).collect();
-            let what = format!("tensors are missing: {}", names.join(", "));
+            let what = format!("tensors are missing: {}", listed(&names, names.len()));
             StreamError::at(format!("layer {layer}"), what)
         })?;
         Ok(Run::of(&self.store.checkpoint, &tensors.in_order()))
@@ -301,7 +302,8 @@ impl ExpertCache {
         })?;
         let mut experts = Vec::with_capacity(missing.len());
         for (one, slot) in missing.iter().zip(slots) {
-            let source = RunSource { run: &one.run, slot: Arc::new(slot) };
+            let (files, slot) = (&self.store.files, Arc::new(slot));
+            let source = RunSource { run: &one.run, files, slot };
             let expert = Expert::load(&self.shape, &source, layer, one.expert);
             experts.push(Arc::new(expert?));
         }

@@ -6,7 +6,7 @@
 //! layer that could not be read is never published: a request for it returns the error.
 
 use std::collections::VecDeque;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::JoinHandle;
 use std::time::Instant;
@@ -14,6 +14,7 @@ use std::time::Instant;
 use super::StreamError;
 use super::blocks::{Buffer, Pool, Slot};
 use super::fault_hooks::FaultHooks;
+use super::pack;
 use super::read::{BlockFile, read_all};
 use super::runs::{Run, RunSource};
 use crate::kernels::threads::Threads;
@@ -95,6 +96,8 @@ struct Ring {
     state: Mutex<RingState>,
     changed: Condvar,
     read_bytes: AtomicU64,
+    /// Layers that had their digest when they were first read.
+    is_verified: Vec<AtomicBool>,
 }
 
 /// Places count streamed layers.
@@ -131,14 +134,27 @@ impl Ring {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
+    /// Reads a layer; the first time its bytes are held against their digest, if they have one.
+    fn fill(&self, layer: usize, bytes: &mut [u8]) -> Result<(), StreamError> {
+        let run = &self.trunk.runs[layer];
+        read_all(&self.threads, run.jobs(&self.trunk.files, bytes))
+            .map_err(|source| StreamError::at(format!("layer {layer}"), source))?;
+        let Some(expected) = &run.digest else { return Ok(()) };
+        if self.is_verified[layer].load(Ordering::Relaxed) {
+            return Ok(());
+        }
+        let got = pack::digest(&self.threads, &bytes[..run.buffer_bytes()]);
+        if let Some(problem) = pack::altered(layer, &got, expected) {
+            let file = &self.trunk.files[run.place().0];
+            return Err(StreamError::File(problem.in_file(file.path())));
+        }
+        self.is_verified[layer].store(true, Ordering::Relaxed);
+        Ok(())
+    }
+
     /// Reads the streamed layer at `place` into a buffer.
     fn read(&self, place: usize, mut buffer: Buffer) -> Result<Slot, StreamError> {
-        let mut fill = |place: usize, bytes: &mut [u8]| {
-            let layer = self.streamed[place];
-            let jobs = self.trunk.runs[layer].jobs(&self.trunk.files, bytes);
-            read_all(&self.threads, jobs)
-                .map_err(|source| StreamError::at(format!("layer {layer}"), source))
-        };
+        let mut fill = |place: usize, bytes: &mut [u8]| self.fill(self.streamed[place], bytes);
         let filled = self.hooks.fill_layer(place, buffer.bytes_mut(), &mut fill);
         let layer = self.streamed[place];
         let bytes = self.trunk.runs[layer].tensor_bytes();
@@ -224,7 +240,9 @@ impl StreamedLayers {
         let largest = streamed.iter().map(|&layer| trunk.runs[layer].buffer_bytes()).max();
         let slots = if streamed.is_empty() { 0 } else { trunk.ring_slots.max(1) };
         let pool = Pool::new(slots, largest.unwrap_or(0));
+        let is_verified = trunk.runs.iter().map(|_| AtomicBool::new(false)).collect();
         let ring = Arc::new(Ring {
+            is_verified,
             trunk,
             streamed,
             pool,
@@ -262,10 +280,8 @@ impl StreamedLayers {
             ring.trunk.go_on()?;
             let run = &ring.trunk.runs[layer];
             let mut buffer = Buffer::zeroed(run.buffer_bytes());
-            let jobs = run.jobs(&ring.trunk.files, buffer.bytes_mut());
-            read_all(&ring.threads, jobs).map_err(|source| {
-                EngineError::source("trunk", StreamError::at(format!("layer {layer}"), source))
-            })?;
+            let filled = ring.fill(layer, buffer.bytes_mut());
+            filled.map_err(|error| EngineError::source("trunk", error))?;
             let weights = self.bind(layer, Slot::owned(buffer))?;
             self.pinned[layer] = Some(weights);
             self.count(|counters| counters.pinned_bytes += run.tensor_bytes());
@@ -275,7 +291,7 @@ impl StreamedLayers {
 
     fn bind(&self, layer: usize, slot: Slot) -> Result<Arc<LayerWeights>, EngineError> {
         let (run, slot) = (&self.ring.trunk.runs[layer], Arc::new(slot));
-        let source = RunSource { run, slot };
+        let source = RunSource { run, files: &self.ring.trunk.files, slot };
         LayerWeights::load(&self.shape, &source, layer).map(Arc::new)
     }
 }

@@ -27,6 +27,7 @@ use k3_checkpoint::plan::visit_layer;
 use k3_checkpoint::{Binding, Checkpoint, CheckpointError, Malformed, Problem, ReadError};
 use k3_core::config::RawConfig;
 use k3_core::host::interrupt::Interrupt;
+use k3_core::listing::listed;
 
 /// Requests that are at the disk together.
 pub const IO_THREADS: usize = 4;
@@ -287,7 +288,7 @@ fn bind_prefix(
     for layer in 0..layers {
         let count = binding.missing_in_layer(layer);
         if count > 0 {
-            let names = binding.missing_names(layer).join(", ");
+            let names = listed(binding.missing_names(layer), count as usize);
             let what = format!("{count} tensor(s) missing: {names}");
             let problem = Problem::new(format!("layer {layer}"), what);
             return Err(ModelError::Missing(problem.in_file(checkpoint.folder())));

@@ -2,7 +2,8 @@
 //!
 //! A run is copied unchanged from its shard and padded to 4096 bytes, so that each layer is read
 //! with one aligned request after another. Next to the data is a manifest (`trunk.json`): the
-//! checkpoint it was made from, and per layer offset, length, tensors and sha256. The data's name
+//! checkpoint it was made from, and per layer offset, length, tensors and digest; it is sealed with
+//! one of its own. A layer's digest is checked when the layer is first read. The data's name
 //! carries the checkpoint's identity: a pack that is being replaced and its successor never share a
 //! file, and the manifest, renamed last, always matches the data it names.
 //!
@@ -26,24 +27,26 @@ use sha2::{Digest as _, Sha256};
 
 pub use error::PackError;
 
-use super::blocks::BLOCK_BYTES;
+use super::blocks::{BLOCK_BYTES, whole_blocks};
 use super::model::trunk_run;
 use super::runs::{Placed, Run, Stretch};
+use crate::kernels::threads::Threads;
 use k3_checkpoint::identity::{Identity, identity};
 use k3_checkpoint::{Binding, Checkpoint, Dtype, Problem};
 use k3_core::hex;
 use k3_core::host::files::replace_file_by;
+use k3_core::seal::{seal, unseal};
 
 /// Name of the manifest.
 pub const MANIFEST: &str = "trunk.json";
 /// The manifest of a pack in the making.
 const PART_MANIFEST: &str = "trunk.json.part";
 /// What the manifest says it is.
-const SCHEMA: &str = "k3-verify/trunk/1";
+const SCHEMA: &str = "k3-verify/trunk/2";
 /// Largest manifest read: the release's has a megabyte.
 const MAX_MANIFEST_BYTES: u64 = 256 << 20;
-/// Bytes copied at a time.
-const COPY_BYTES: usize = 8 << 20;
+/// Bytes copied and hashed at a time.
+const PIECE_BYTES: usize = 16 << 20;
 
 /// A tensor in the manifest; offsets count from the start of its layer's run.
 #[derive(Debug, Clone, PartialEq, Eq, Serialize, Deserialize)]
@@ -62,6 +65,7 @@ struct PackedLayer {
     layer: usize,
     offset: u64,
     length: u64,
+    /// Of its bytes, padding included, as [`digest`] makes it.
     sha256: String,
     tensors: BTreeMap<String, PackedTensor>,
 }
@@ -158,7 +162,11 @@ pub fn pack(
         let so_far = Manifest { layers: manifest.layers[..=layer].to_vec(), ..manifest.clone() };
         write_manifest(&folder.join(PART_MANIFEST), &so_far)?;
     }
-    verify(&manifest, (&file, &part), progress)?;
+    if let Some(problem) = damage(&manifest, (&file, &part), progress)?.into_iter().next() {
+        // The manifest of the part vouches for something that is not there.
+        let _ = fs::remove_file(folder.join(PART_MANIFEST));
+        return Err(problem.in_file(&part).into());
+    }
     file.sync_all().map_err(|reason| io_error(&part, reason))?;
     publish(folder, &manifest, &part)?;
     Ok(Packed {
@@ -235,7 +243,7 @@ fn resume(folder: &Path, manifest: &mut Manifest) -> Result<usize, PackError> {
         return Ok(0);
     };
     // One that cannot be read, or of another checkpoint, cannot be resumed.
-    let Ok(left) = serde_json::from_slice::<Manifest>(&text) else {
+    let Ok(left) = unseal::<Manifest>(&text) else {
         return Ok(0);
     };
     let same = left.identity == manifest.identity && left.layers.len() <= manifest.layers.len();
@@ -251,78 +259,83 @@ fn resume(folder: &Path, manifest: &mut Manifest) -> Result<usize, PackError> {
     Ok(count)
 }
 
-/// Copies a run and its padding; gives the hash of both, unless `done` says to stop.
+/// Copies a run and its padding; gives the digest of both, unless `done` says to stop.
 fn copy(
     checkpoint: &Checkpoint,
     run: &Run,
     (file, path): (&File, &Path),
-    mut at: u64,
+    at: u64,
     done: &mut dyn FnMut(u64) -> ControlFlow<()>,
 ) -> Result<ControlFlow<(), String>, PackError> {
     let stretch = &run.stretches[0];
     let shard = &checkpoint.shards()[stretch.file];
-    let mut hash = Sha256::new();
-    let mut buffer = vec![0; COPY_BYTES];
-    let mut put = |bytes: &[u8]| {
-        hash.update(bytes);
-        let written = file.write_all_at(bytes, at);
+    let padded = whole_blocks(stretch.length);
+    let (mut pieces, mut buffer) = (Vec::new(), vec![0; PIECE_BYTES]);
+    for start in (0..padded).step_by(PIECE_BYTES) {
+        let piece = &mut buffer[..PIECE_BYTES.min(padded - start)];
+        let (stored, padding) = piece.split_at_mut(piece.len().min(stretch.length - start));
+        shard.read_at(stretch.offset + start as u64, stored)?;
+        padding.fill(0);
+        pieces.push(digest_of_piece(piece));
+        let written = file.write_all_at(piece, at + start as u64);
         written.map_err(|reason| io_error(path, reason))?;
-        at += bytes.len() as u64;
-        Ok::<_, PackError>(done(bytes.len() as u64))
-    };
-    let mut copied = 0;
-    while copied < stretch.length {
-        let size = (stretch.length - copied).min(COPY_BYTES);
-        shard.read_at(stretch.offset + copied as u64, &mut buffer[..size])?;
-        if put(&buffer[..size])?.is_break() {
+        if done(piece.len() as u64).is_break() {
             return Ok(ControlFlow::Break(()));
         }
-        copied += size;
     }
-    let padding = stretch.length.next_multiple_of(BLOCK_BYTES) - stretch.length;
-    if put(&[0; BLOCK_BYTES][..padding])?.is_break() {
-        return Ok(ControlFlow::Break(()));
-    }
-    Ok(ControlFlow::Continue(hex(hash.finalize())))
+    Ok(ControlFlow::Continue(digest_of_pieces(&pieces)))
 }
 
-/// Reads everything again.
-fn verify(
+type PieceDigest = [u8; 32];
+
+fn digest_of_piece(piece: &[u8]) -> PieceDigest {
+    Sha256::digest(piece).into()
+}
+
+fn digest_of_pieces(pieces: &[PieceDigest]) -> String {
+    hex(Sha256::digest(pieces.as_flattened()))
+}
+
+/// The digest of a packed layer: SHA-256 of the SHA-256s of its pieces, which threads share.
+pub(super) fn digest(threads: &Threads, bytes: &[u8]) -> String {
+    let mut pieces = vec![PieceDigest::default(); bytes.len().div_ceil(PIECE_BYTES)];
+    let jobs = bytes.chunks(PIECE_BYTES).zip(&mut pieces).collect();
+    threads.for_each(jobs, &|(bytes, digest)| *digest = digest_of_piece(bytes));
+    digest_of_pieces(&pieces)
+}
+
+/// Reads everything; gives the layers whose bytes do not have their digest, and what they have.
+fn damage(
     manifest: &Manifest,
     (file, path): (&File, &Path),
     progress: Told<'_>,
-) -> Result<(), PackError> {
+) -> Result<Vec<Problem>, PackError> {
     let total_bytes = manifest.layers.iter().map(|layer| layer.length).sum();
-    let mut done_bytes = 0;
-    let mut buffer = vec![0; COPY_BYTES];
+    let (mut done_bytes, mut damaged) = (0, Vec::new());
+    let mut buffer = vec![0; PIECE_BYTES];
     for layer in &manifest.layers {
-        let mut hash = Sha256::new();
-        let mut at = 0;
-        while at < layer.length {
-            let size = (layer.length - at).min(COPY_BYTES as u64) as usize;
-            let part = &mut buffer[..size];
-            file.read_exact_at(part, layer.offset + at).map_err(|reason| io_error(path, reason))?;
-            hash.update(&*part);
-            at += size as u64;
-            done_bytes += size as u64;
+        let mut pieces = Vec::new();
+        for start in (0..layer.length).step_by(PIECE_BYTES) {
+            let piece = &mut buffer[..(PIECE_BYTES as u64).min(layer.length - start) as usize];
+            let read = file.read_exact_at(piece, layer.offset + start);
+            read.map_err(|reason| io_error(path, reason))?;
+            pieces.push(digest_of_piece(piece));
+            done_bytes += piece.len() as u64;
             let told = progress(Progress { stage: Stage::Verify, done_bytes, total_bytes });
             if told.is_break() {
-                let layers = manifest.layers.len();
-                let what = format!("{layers} of {layers} layers are packed, not verified");
-                return Err(PackError::Interrupted(what));
+                let what = format!("layer {} of {}", layer.layer, manifest.layers.len());
+                return Err(PackError::Interrupted(format!("verified up to {what}")));
             }
         }
-        let found = hex(hash.finalize());
-        if found != layer.sha256 {
-            // The manifest of the part vouches for something that is not there.
-            let folder = path.parent().unwrap_or(Path::new("."));
-            let _ = fs::remove_file(folder.join(PART_MANIFEST));
-            let what = format!("sha256 {found}, expected {}", layer.sha256);
-            let problem = Problem::new(format!("layer {}", layer.layer), what);
-            return Err(problem.in_file(path).into());
-        }
+        damaged.extend(altered(layer.layer, &digest_of_pieces(&pieces), &layer.sha256));
     }
-    Ok(())
+    Ok(damaged)
+}
+
+/// What is wrong with a layer that has another digest than expected.
+pub(super) fn altered(layer: usize, got: &str, expected: &str) -> Option<Problem> {
+    let what = || format!("altered since it was packed: digest {got}, expected {expected}");
+    (got != expected).then(|| Problem::new(format!("layer {layer}"), what()))
 }
 
 /// Gives the data its name, then the manifest; then removes what no manifest names any more.
@@ -345,7 +358,7 @@ fn publish(folder: &Path, manifest: &Manifest, part: &Path) -> Result<(), PackEr
 
 fn write_manifest(path: &Path, manifest: &Manifest) -> Result<(), PackError> {
     let written = replace_file_by(path, |file| {
-        serde_json::to_writer_pretty(&mut *file, manifest)?;
+        serde_json::to_writer_pretty(&mut *file, &seal(manifest)?)?;
         file.write_all(b"\n")
     });
     written.map_err(|reason| io_error(path, reason))
@@ -372,8 +385,7 @@ impl Pack {
             .read_to_end(&mut text)
             .map_err(|reason| io_error(&path, reason))?;
         let wrong = |reason: String| Problem::whole(reason).in_file(&path);
-        let manifest: Manifest =
-            serde_json::from_slice(&text).map_err(|error| wrong(error.to_string()))?;
+        let manifest: Manifest = unseal(&text).map_err(wrong)?;
         if manifest.schema != SCHEMA {
             return Err(wrong(format!("schema {:?}, expected {SCHEMA:?}", manifest.schema)).into());
         }
@@ -397,6 +409,22 @@ impl Pack {
     #[must_use]
     pub fn data_bytes(&self) -> u64 {
         self.data_bytes
+    }
+
+    /// Layers in it.
+    #[must_use]
+    pub fn layers(&self) -> usize {
+        self.manifest.layers.len()
+    }
+
+    /// Reads everything; gives the layers whose bytes do not have their digest.
+    ///
+    /// # Errors
+    /// [`PackError::File`], [`PackError::Interrupted`].
+    pub fn damage(&self, progress: Told<'_>) -> Result<Vec<Problem>, PackError> {
+        let path = self.data_path();
+        let file = k3_core::host::files::open(&path).map_err(|reason| io_error(&path, reason))?;
+        damage(&self.manifest, (&file, &path), progress)
     }
 
     /// The runs of the first `layers` layers, if this is a pack of that checkpoint.
@@ -438,6 +466,7 @@ fn run(layer: &PackedLayer) -> Run {
             base: 0,
         }],
         tensors: layer.tensors.iter().filter_map(tensor).collect(),
+        digest: Some(layer.sha256.clone()),
     }
 }
 

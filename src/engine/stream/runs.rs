@@ -5,6 +5,7 @@
 //! in to the block it ends in; a tensor keeps its place within its block, so nothing is copied.
 
 use std::ops::Range;
+use std::path::Path;
 use std::sync::Arc;
 
 use super::NOT_IN_RUN;
@@ -63,6 +64,8 @@ pub struct Run {
     pub stretches: Vec<Stretch>,
     /// Tensors, by place.
     pub tensors: Vec<Placed>,
+    /// Digest of its bytes, where a pack states one.
+    pub digest: Option<String>,
 }
 
 impl Run {
@@ -159,6 +162,8 @@ pub fn open_shards(checkpoint: &Checkpoint, direct: bool) -> Result<Vec<BlockFil
 pub struct RunSource<'a> {
     /// Where they are stored.
     pub run: &'a Run,
+    /// The files of its stretches.
+    pub files: &'a [BlockFile],
     /// The bytes.
     pub slot: Arc<Slot>,
 }
@@ -176,5 +181,12 @@ impl WeightSource for RunSource<'_> {
         }
         let owner: Arc<dyn AsRef<[u8]> + Send + Sync> = Arc::clone(&self.slot) as _;
         Ok(SharedBytes::new(owner, tensor.range.clone()))
+    }
+
+    fn file(&self, name: &str) -> Option<&Path> {
+        let tensor = self.run.tensors.iter().find(|tensor| tensor.name == name)?;
+        let mut stretches = self.run.stretches.iter().rev();
+        let stretch = stretches.find(|stretch| stretch.base <= tensor.range.start)?;
+        Some(self.files.get(stretch.file)?.path())
     }
 }

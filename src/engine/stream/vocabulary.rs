@@ -98,7 +98,7 @@ impl StreamedVocabulary {
                 length: rows.len() * row_bytes,
                 base: 0,
             }],
-            tensors: Vec::new(),
+            ..Run::default()
         };
         let mut buffer = table.pool.take().ok_or(StreamError::Stopped)?;
         let read: Result<(), ReadError> =

@@ -12,7 +12,7 @@ use super::formulas::Formulas;
 /// One wrong variant of the reference.
 #[derive(Debug, Clone, Copy)]
 pub struct ReferenceMutant {
-    /// Unique, stable, lower case with hyphens; begins with the area.
+    /// Unique, stable, lower case with hyphens; begins with what it breaks (`decay-…`).
     pub id: &'static str,
     /// The clauses of MODEL.md section 2 that it breaks, such as `K7`.
     pub clauses: &'static [&'static str],

@@ -9,7 +9,9 @@ use std::io::{self, Read as _};
 use std::path::Path;
 
 use super::{Finding, Findings};
+use k3_checkpoint::Malformed;
 use k3_checkpoint::foreign::{Foreign, SNIFF_BYTES};
+use k3_checkpoint::index::INDEX_FILE;
 use k3_checkpoint::name_table::NameTable;
 use k3_checkpoint::shard::Shard;
 use k3_core::config::RawConfig;
@@ -22,6 +24,8 @@ pub struct Files {
     pub shards: BTreeMap<String, u64>,
     /// Files that are not what their name says, cut short, or damaged in the header.
     pub findings: Findings,
+    /// Files that cannot be read, and why: nothing is known of them.
+    pub unreadable: BTreeMap<String, String>,
 }
 
 /// Looks at every file of the folder.
@@ -40,6 +44,9 @@ pub fn look(folder: &Path) -> io::Result<Files> {
         let is_shard = name.ends_with(".safetensors") && !name.starts_with('.');
         let what = if let Some(foreign) = Foreign::of_name(&path) {
             Some(foreign.to_string())
+        } else if let Some(why) = unreadable(&path, is_shard || name == INDEX_FILE) {
+            files.unreadable.insert(name, why);
+            continue;
         } else if is_shard {
             match Shard::open(&path, &mut NameTable::new()) {
                 Ok((shard, _)) => {
@@ -58,11 +65,17 @@ pub fn look(folder: &Path) -> io::Result<Files> {
     Ok(files)
 }
 
-/// What another file turns out to be; folders and unreadable ones are not looked into.
+/// Why a file cannot be read. What is no regular file is none of the checkpoint's, unless it has
+/// such a file's name (`is_needed`).
+fn unreadable(path: &Path, is_needed: bool) -> Option<String> {
+    let reason = k3_core::host::files::open(path).err()?;
+    let is_other = fs::metadata(path).is_ok_and(|found| !found.is_file());
+    let why = || Malformed::unreadable(path, &reason).problem.to_string();
+    (is_needed || !is_other).then(why)
+}
+
+/// What another file turns out to be; folders are not looked into.
 fn sniff(path: &Path) -> Option<Foreign> {
-    if !fs::metadata(path).ok()?.is_file() {
-        return None;
-    }
     let mut first_bytes = Vec::new();
     let file = k3_core::host::files::open(path).ok()?;
     file.take(SNIFF_BYTES as u64).read_to_end(&mut first_bytes).ok()?;
@@ -118,8 +131,35 @@ pub fn compare_sizes(files: &Files, published: &[(String, u64)]) -> (Findings, V
                 what: format!("expected {expected} bytes as published, got {got}"),
             }),
             Some(_) => {}
+            None if files.unreadable.contains_key(name) => {
+                absent.push(format!("{name} (cannot be read)"));
+            }
             None => absent.push(name.clone()),
         }
     }
     (findings, absent)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Root may read everything, so what is refused here is a folder and a link to nothing.
+    #[test]
+    fn what_cannot_be_read_is_not_called_damaged() {
+        let folder = tempfile::tempdir().unwrap();
+        let at = |name: &str| folder.path().join(name);
+        fs::create_dir(at("a.safetensors")).unwrap();
+        fs::create_dir(at("onnx")).unwrap();
+        std::os::unix::fs::symlink("nowhere", at("b.safetensors")).unwrap();
+        std::os::unix::fs::symlink("nowhere", at("tokenizer.json")).unwrap();
+        fs::write(at("c.safetensors"), b"short").unwrap();
+        let files = look(folder.path()).unwrap();
+        let unreadable: Vec<_> = files.unreadable.into_iter().collect();
+        let names: Vec<_> = unreadable.iter().map(|(name, _)| name.as_str()).collect();
+        assert_eq!(names, ["a.safetensors", "b.safetensors", "tokenizer.json"]);
+        assert!(unreadable[0].1.contains("not a regular file"), "{unreadable:?}");
+        assert!(unreadable[1].1.contains("dangling link"), "{unreadable:?}");
+        assert_eq!(files.findings.lines().len(), 1);
+    }
 }

@@ -10,9 +10,7 @@ use std::collections::BTreeSet;
 use crate::context::Context;
 use crate::outcome::{Outcome, Verdict};
 use k3_checkpoint::{Binding, Checkpoint, UnusedClass};
-
-/// How many names a message lists.
-const LISTED: usize = 4;
+use k3_core::listing::listed;
 
 /// Runs the gate.
 #[must_use]
@@ -29,7 +27,7 @@ pub fn every_tensor(context: &Context<'_>) -> Outcome {
     let name = context.source.name();
     let loaded = match context.subject() {
         Ok(subject) => subject.loaded(),
-        Err(error) => return Outcome::failed(format!("{name} refuses: {error}")),
+        Err(error) => return Outcome::without_numbers(&format!("{name} refuses: "), &error),
     };
     let Some(loaded) = loaded else {
         let reason = format!("{name} does not say which tensors it has loaded");
@@ -51,8 +49,8 @@ pub fn every_tensor(context: &Context<'_>) -> Outcome {
     let besides: Vec<&str> = unused.into_iter().filter(|name| loaded.contains(*name)).collect();
     for (names, what) in [(skipped, "not loaded"), (besides, "loaded without a use")] {
         if !names.is_empty() {
-            let shown = names[..names.len().min(LISTED)].join(", ");
-            return Outcome::failed(format!("{} tensors {what}: {shown}", names.len()));
+            let (count, names) = (names.len(), listed(&names, names.len()));
+            return Outcome::failed(format!("{count} tensors {what}: {names}"));
         }
     }
     let listed: Vec<String> = binding

@@ -74,7 +74,7 @@ fn run_on(context: &Context<'_>, model_dir: &Path) -> Result<(), SubjectError> {
 }
 
 /// Copies the set's checkpoint to a temporary folder and plants the fault.
-fn planted(context: &Context<'_>, fault: Fault) -> Result<tempfile::TempDir, String> {
+fn planted(context: &Context<'_>, fault: Fault) -> Result<k3_core::host::files::Scratch, String> {
     let source = &context.set.model_dir;
     let checkpoint = Checkpoint::open(source).map_err(|error| error.to_string())?;
     let folder = k3_core::host::files::scratch_folder("k3-verify-", None)
@@ -82,6 +82,10 @@ fn planted(context: &Context<'_>, fault: Fault) -> Result<tempfile::TempDir, Str
     let entries = std::fs::read_dir(source).map_err(|error| error.to_string())?;
     for entry in entries {
         let entry = entry.map_err(|error| error.to_string())?;
+        // A FIFO would be waited for.
+        if !entry.path().is_file() {
+            continue;
+        }
         let target = folder.path().join(entry.file_name());
         std::fs::copy(entry.path(), target).map_err(|error| error.to_string())?;
     }

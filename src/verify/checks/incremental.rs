@@ -8,7 +8,7 @@ use crate::context::Context;
 use crate::outcome::{NamedComparison, Outcome, Verdict};
 use crate::registry::Needs;
 use crate::subject::{Generation, Logits, SubjectError};
-use k3_core::compare::{Tolerance, compare};
+use k3_core::compare::{Tolerance, compare, ratio_text};
 use k3_core::stages::NoStages;
 
 /// Lengths of the pieces in which a long sequence is fed; the rest follows as one more piece.
@@ -33,7 +33,7 @@ pub fn carried_state(context: &Context<'_>) -> Outcome {
     };
     match judged {
         Ok(outcome) => outcome,
-        Err(error) => Outcome::failed(error.to_string()),
+        Err(error) => Outcome::without_numbers("", &error),
     }
 }
 
@@ -93,9 +93,9 @@ fn own_decoding(context: &Context<'_>, generation: &Generation) -> Result<Outcom
         } else {
             "not the bits of its recompute"
         };
-        let ratio = named.record.ratio.unwrap_or(f64::NAN);
+        let ratio = ratio_text(named.record.ratio.unwrap_or(f64::NAN));
         let of = set.greedy_ids.len();
-        format!("{of} ids; {rows} of {of} rows of logits at {ratio:.2e} of their tolerance, {bits}")
+        format!("{of} ids; {rows} of {of} rows of logits at {ratio} of their tolerance, {bits}")
     };
     let mut outcome = Outcome::judged(passed, summary);
     outcome.comparisons.push(named);

@@ -19,7 +19,7 @@ pub fn however_run(context: &Context<'_>) -> Outcome {
     }
     match judge(context) {
         Ok(comparisons) => summarise(comparisons),
-        Err(error) => Outcome::failed(error.to_string()),
+        Err(error) => Outcome::without_numbers("", &error),
     }
 }
 

@@ -7,7 +7,7 @@ use crate::evidence::{RouterAnswers, TeacherForced};
 use crate::outcome::{Information, NamedComparison, Outcome, Verdict};
 use crate::registry::Needs;
 use crate::subject::{Logits, SubjectError};
-use k3_core::compare::{Tolerance, compare};
+use k3_core::compare::{Tolerance, compare, ratio_text};
 use k3_core::stages::{Stage, StageDump, StageKey, StageSink, StageTensor, StageValues};
 
 /// The full ids (prompt and greedy ids) against `logits.f64`.
@@ -49,7 +49,7 @@ pub fn long(context: &Context<'_>) -> Outcome {
                 }
                 outcome.comparisons.extend(choices);
             }
-            Err(error) => return Outcome::failed(error.to_string()),
+            Err(error) => return Outcome::without_numbers("", &error),
         }
     }
     outcome
@@ -117,7 +117,7 @@ fn judge(
 ) -> Outcome {
     let logits = match logits {
         Ok(logits) => logits,
-        Err(error) => return Outcome::failed(error.to_string()),
+        Err(error) => return Outcome::without_numbers("", &error),
     };
     let shape = [answers.ids.len(), context.set.config.vocab_size];
     if [logits.rows, logits.vocabulary] != shape {
@@ -126,7 +126,7 @@ fn judge(
     }
     let tolerance = match context.logits_tolerance(&answers.ids) {
         Ok(tolerance) => tolerance,
-        Err(error) => return Outcome::failed(error.to_string()),
+        Err(error) => return Outcome::without_numbers("", &error),
     };
     let tolerance = Tolerance::Absolute(tolerance);
     let record = compare(&logits.values, &answers.logits, &shape, &tolerance);
@@ -145,11 +145,11 @@ fn judge(
         (Some(problem), _) => summary += &format!("; {problem}"),
         (None, Some(worst)) => {
             summary += &format!(
-                "; max |diff| {:.3e} at [{}, {}], {:.2e} of {}",
+                "; max |diff| {:.3e} at [{}, {}], {} of {}",
                 worst.difference,
                 worst.index[0],
                 worst.index[1],
-                record.ratio.unwrap_or(f64::NAN),
+                ratio_text(record.ratio.unwrap_or(f64::NAN)),
                 record.tolerance
             );
         }

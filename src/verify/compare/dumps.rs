@@ -9,12 +9,15 @@ use std::collections::BTreeSet;
 
 use serde::Serialize;
 
-use crate::tensor_file::{IDS, TensorFile, TensorValues};
+use super::logit_file::{GENERATED_IDS, PROMPT_IDS, ids_in};
+use crate::tensor_file::{TensorFile, TensorValues};
 use k3_core::compare::{Comparison, Tolerance, compare};
 use k3_core::stages::{StageKey, StageValues};
 
-/// Tensors that hold the ids a dump was made from, not values to compare.
-const ID_TENSORS: [&str; 4] = [IDS, "prompt_ids", "generated_ids", "full_ids"];
+/// Whether a tensor holds the ids a dump was made from, not values to compare.
+fn holds_ids(name: &str) -> bool {
+    PROMPT_IDS.contains(&name) || GENERATED_IDS.contains(&name) || name == "full_ids"
+}
 
 /// One tensor that both sides have.
 #[derive(Debug, Clone, PartialEq, Serialize)]
@@ -72,10 +75,7 @@ pub fn compare_dumps(
     tolerance: &dyn Fn(&str, &[f64]) -> Tolerance,
 ) -> DumpComparison {
     let names = |file: &TensorFile| -> BTreeSet<Order> {
-        let values = file
-            .tensors
-            .keys()
-            .filter(|name| !ID_TENSORS.contains(&name.as_str()) && wanted(name.as_str()));
+        let values = file.tensors.keys().filter(|name| !holds_ids(name) && wanted(name));
         values.map(|name| Order::of(name)).collect()
     };
     let (mine, theirs) = (names(got), names(expected));
@@ -128,14 +128,7 @@ fn one_tensor(
 /// The ids a dump says it was made from.
 #[must_use]
 pub fn ids_of(file: &TensorFile) -> Option<Vec<u32>> {
-    let tensor = |name: &&str| match &file.tensors.get(*name)?.values {
-        StageValues::Ids(ids) => ids.iter().map(|id| u32::try_from(*id).ok()).collect(),
-        StageValues::Real(_) => None,
-    };
-    let text = |name: &&str| super::parse_ids(file.metadata.get(*name)?);
-    let places = [IDS, "prompt_ids"];
-    let found = places.iter().find_map(tensor);
-    found.or_else(|| places.iter().find_map(text))
+    ids_in(file, &PROMPT_IDS)
 }
 
 /// A name with its place in the order.
@@ -189,10 +182,12 @@ mod tests {
             values: StageValues::Real(values.to_vec()),
             is_f32: false,
             stored: Some(Precision::F64),
+            dtype: safetensors::Dtype::F64,
         };
         TensorFile {
             tensors: tensors.iter().map(|(n, v)| ((*n).to_owned(), tensor(v))).collect(),
             metadata: std::collections::BTreeMap::new(),
+            left: std::collections::BTreeMap::new(),
         }
     }
 

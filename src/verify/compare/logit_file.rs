@@ -10,7 +10,7 @@ use serde_json::Value;
 use thiserror::Error;
 
 use super::npz;
-use crate::tensor_file::{IDS, TensorValues, parse_file};
+use crate::tensor_file::{IDS, TensorFile, TensorValues, parse_file};
 use k3_checkpoint::{Malformed, Problem};
 use k3_core::Precision;
 use k3_core::content::{ZIP_MAGIC, known_form, looks_like_safetensors};
@@ -58,8 +58,13 @@ impl LogitFile {
     ///
     /// [`LogitFileError`] for a file that is missing, empty, cut or contradicts itself.
     pub fn read(path: &Path) -> Result<Self, LogitFileError> {
-        let fails = |error: std::io::Error| Problem::whole(error).in_file(path);
-        let bytes = k3_core::host::files::read(path).map_err(fails)?;
+        Self::read_one(path, true)
+    }
+
+    /// A JSON may name another file, but that one no further: two could name each other.
+    fn read_one(path: &Path, may_name_another: bool) -> Result<Self, LogitFileError> {
+        let bytes = k3_core::host::files::read(path)
+            .map_err(|error| Malformed::unreadable(path, &error))?;
         if bytes.is_empty() {
             return Err(empty(path));
         }
@@ -71,6 +76,10 @@ impl LogitFile {
             return from_numpy(path, &bytes);
         }
         if named("json") || looks_like_json(&bytes) {
+            if !may_name_another {
+                let what = "expected raw f32, safetensors or NumPy, got JSON";
+                return Err(Problem::whole(what).in_file(path).into());
+            }
             return from_json(path, &bytes);
         }
         let values = raw_values(path, &bytes)?;
@@ -219,21 +228,26 @@ fn from_safetensors(path: &Path, bytes: &[u8]) -> Result<LogitFile, LogitFileErr
     let stored = tensor.stored.unwrap_or(Precision::F32);
     let mut logits = LogitFile::bare(path, "safetensors", stored, values.clone());
     logits.vocabulary = Some(vocabulary);
-    let id_tensor = |name: &str| ids_among(&file.tensors.get(name)?.values);
-    let id_text = |name: &str| parse_ids(file.metadata.get(name)?);
-    let ids = |name: &&str| id_tensor(name).or_else(|| id_text(name));
-    logits.prompt_ids = PROMPT_IDS.iter().find_map(ids);
-    logits.generated_ids = GENERATED_IDS.iter().find_map(ids);
+    logits.prompt_ids = ids_in(&file, &PROMPT_IDS);
+    logits.generated_ids = ids_in(&file, &GENERATED_IDS);
     logits.header = file.metadata.clone();
     Ok(logits)
 }
 
 /// Spellings of the ids given: ours, Hugging Face's, vLLM's, llama.cpp's.
-const PROMPT_IDS: [&str; 6] =
+pub(super) const PROMPT_IDS: [&str; 6] =
     ["prompt_ids", IDS, "input_ids", "prompt_token_ids", "tokens", "input_tokens"];
 
 /// Spellings of the ids that came out.
-const GENERATED_IDS: [&str; 4] = ["generated_ids", "output_ids", "token_ids", "output_token_ids"];
+pub(super) const GENERATED_IDS: [&str; 4] =
+    ["generated_ids", "output_ids", "token_ids", "output_token_ids"];
+
+/// Ids under the first of the names that has some: a tensor, or text of the header.
+pub(super) fn ids_in(file: &TensorFile, names: &[&str]) -> Option<Vec<u32>> {
+    let tensor = |name: &&str| ids_among(&file.tensors.get(*name)?.values);
+    let text = |name: &&str| parse_ids(file.metadata.get(*name)?);
+    names.iter().find_map(|name| tensor(name).or_else(|| text(name)))
+}
 
 /// Length of a row of logits \[T, V\] or \[V\]; leading extents of 1 are left out.
 fn row_length(
@@ -260,7 +274,11 @@ fn row_length(
 fn ids_among(values: &StageValues) -> Option<Vec<u32>> {
     match values {
         StageValues::Ids(ids) => ids.iter().map(|id| u32::try_from(*id).ok()).collect(),
-        StageValues::Real(_) => None,
+        // Some engines store every tensor as floats.
+        StageValues::Real(ids) => {
+            let id = |id: &f64| (f64::from(*id as u32) == *id).then_some(*id as u32);
+            ids.iter().map(id).collect()
+        }
     }
 }
 
@@ -331,10 +349,10 @@ fn pick_logits<'a>(
     }
 }
 
-/// Comma-separated ids.
+/// Comma-separated ids, in brackets or not.
 #[must_use]
 pub fn parse_ids(text: &str) -> Option<Vec<u32>> {
-    let text = text.trim();
+    let text = text.trim().trim_start_matches('[').trim_end_matches(']');
     let digits = |part: &str| {
         let part = part.trim();
         let plain = !part.is_empty() && part.bytes().all(|byte| byte.is_ascii_digit());
@@ -351,6 +369,7 @@ fn from_json(path: &Path, bytes: &[u8]) -> Result<LogitFile, LogitFileError> {
     if json.is_array() {
         json = serde_json::json!({ "logits": json });
     }
+    let mut stored = Precision::F32;
     let (form, (rows, values)) = if let Some(bits) = json.get("logits_bits") {
         let word = |value: &Value| {
             let bits = u32::try_from(value.as_u64()?).ok()?;
@@ -361,14 +380,19 @@ fn from_json(path: &Path, bytes: &[u8]) -> Result<LogitFile, LogitFileError> {
     } else if let Some(plain) = json.get("logits") {
         ("run JSON", numbers(path, "logits", "a number", plain, &Value::as_f64)?)
     } else if let Some(name) = json.get("logits_file").and_then(Value::as_str) {
-        let beside = path.parent().unwrap_or(Path::new(".")).join(name);
-        let raw = LogitFile::read(&beside)?;
+        let folder = path.parent().unwrap_or(Path::new("."));
+        // Both may have been moved to another place together.
+        let moved = Path::new(name).file_name().map(|name| folder.join(name));
+        let named = folder.join(name);
+        let file = moved.filter(|moved| !named.exists() && moved.exists()).unwrap_or(named);
+        let raw = LogitFile::read_one(&file, false)?;
+        stored = raw.stored;
         ("run JSON", (raw.vocabulary, raw.values))
     } else {
         let expected = "logits_bits, logits or logits_file";
         return Err(field_error(path, "logits_bits", expected, "none of them"));
     };
-    let mut logits = LogitFile::bare(path, form, Precision::F32, values);
+    let mut logits = LogitFile::bare(path, form, stored, values);
     for (names, ids) in
         [(&PROMPT_IDS[..], &mut logits.prompt_ids), (&GENERATED_IDS[..], &mut logits.generated_ids)]
     {

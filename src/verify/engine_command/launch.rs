@@ -13,32 +13,51 @@ use super::Template;
 use crate::compare::raw_values;
 use crate::tensor_file::parse_file;
 use k3_core::content::looks_like_safetensors;
+use k3_core::host::files::read_at_most;
 use k3_core::stages::StageValues;
 
 /// How often a running command is looked at.
 const PATIENCE: Duration = Duration::from_millis(5);
-/// Characters shown of a line that a command printed.
+/// Characters shown of what a command printed last.
 const SHOWN: usize = 200;
+/// Lines shown of it: a traceback ends with the place and the reason.
+const LAST_LINES: usize = 3;
+/// Room for the header of a safetensors file of logits.
+const MAX_HEADER_BYTES: u64 = 1 << 20;
 
 /// Why a launch yields no answer, in one line.
 #[derive(Debug, Error)]
-#[error("{0}")]
-pub struct LaunchError(String);
+pub enum LaunchError {
+    /// It did not run to its end or left nothing that can be read: its numbers are not known.
+    #[error("{0}")]
+    NoAnswer(String),
+    /// It answered, and the answer cannot be right.
+    #[error("{0}")]
+    Wrong(String),
+}
 
 impl LaunchError {
     /// The program cannot be started, or its files cannot be made.
     fn start(error: std::io::Error) -> Self {
-        Self(format!("cannot be started: {error}"))
+        Self::NoAnswer(format!("cannot be started: {error}"))
     }
 
-    /// What is wrong with the logits.
-    fn logits(what: impl Display) -> Self {
-        Self(format!("logits: {what}"))
+    /// Why the logits cannot be read.
+    fn unreadable(what: impl Display) -> Self {
+        Self::NoAnswer(format!("logits: {what}"))
     }
 
     /// The number of logits fits no number of rows.
     pub(super) fn rows(expected: &str, vocabulary: usize, got: impl Display) -> Self {
-        Self::logits(format!("expected {expected} rows of {vocabulary}, got {got}"))
+        Self::Wrong(format!("logits: expected {expected} rows of {vocabulary}, got {got}"))
+    }
+
+    /// With the last lines on stderr, where there is no answer.
+    fn with_last_lines(self, stderr: &Path) -> Self {
+        match (self, last_lines(stderr)) {
+            (Self::NoAnswer(what), Some(said)) => Self::NoAnswer(format!("{what}: {said}")),
+            (error, _) => error,
+        }
     }
 }
 
@@ -88,15 +107,18 @@ pub fn launch(
         .process_group(0)
         .spawn()
         .map_err(LaunchError::start)?;
-    let status = wait(child, template.timeout)?;
-    if !status.success() {
-        let said = last_line(&read_text(&stderr));
-        let said = said.map_or_else(String::new, |line| format!(": {line}"));
-        return Err(LaunchError(format!("ended with {status}{said}")));
-    }
-    let (rows, values) = read_logits(&logits, vocabulary)?;
-    let ids = read_ids(&read_text(&stdout), ids, generate)?;
-    Ok(Output { ids, rows, logits: values })
+    let _group = k3_core::host::interrupt::Group::of(&child);
+    let answer = || {
+        let status = wait(child, template.timeout)?;
+        if !status.success() {
+            return Err(LaunchError::NoAnswer(format!("ended with {status}")));
+        }
+        let values = (ids.len() + generate) as u64 * vocabulary as u64;
+        let (rows, values) = read_logits(&logits, vocabulary, 8 * values + MAX_HEADER_BYTES)?;
+        let ids = read_ids(&read_text(&stdout), ids, generate)?;
+        Ok(Output { ids, rows, logits: values })
+    };
+    answer().map_err(|error: LaunchError| error.with_last_lines(&stderr))
 }
 
 fn wait(mut child: Child, timeout: Duration) -> Result<ExitStatus, LaunchError> {
@@ -108,7 +130,9 @@ fn wait(mut child: Child, timeout: Duration) -> Result<ExitStatus, LaunchError> 
         if Instant::now() >= end {
             stop(&mut child);
             let seconds = timeout.as_secs();
-            return Err(LaunchError(format!("did not end within {seconds} s and was stopped")));
+            return Err(LaunchError::NoAnswer(format!(
+                "did not end within {seconds} s and was stopped"
+            )));
         }
         std::thread::sleep(PATIENCE);
     }
@@ -133,13 +157,27 @@ fn last_line(text: &str) -> Option<String> {
     Some(line.chars().take(SHOWN).collect())
 }
 
-/// Raw f32 or safetensors; at least one row, every value finite.
-fn read_logits(path: &Path, vocabulary: usize) -> Result<(usize, Vec<f64>), LaunchError> {
-    let bytes = k3_core::host::files::read(path).map_err(|error| match error.kind() {
-        std::io::ErrorKind::NotFound => {
-            LaunchError("wrote no logits: the file named by {logits} does not exist".to_owned())
-        }
-        _ => LaunchError::start(error),
+/// The last lines of a file of text, as one.
+fn last_lines(path: &Path) -> Option<String> {
+    let text = read_text(path);
+    let mut lines: Vec<&str> = text.lines().map(str::trim).filter(|l| !l.is_empty()).collect();
+    let lines = lines.split_off(lines.len().saturating_sub(LAST_LINES)).join(" | ");
+    // The end of it says most.
+    let skipped = lines.chars().count().saturating_sub(SHOWN);
+    (!lines.is_empty()).then(|| lines.chars().skip(skipped).collect())
+}
+
+/// Raw f32 or safetensors of at most so many bytes; at least one row, every value finite.
+fn read_logits(
+    path: &Path,
+    vocabulary: usize,
+    most: u64,
+) -> Result<(usize, Vec<f64>), LaunchError> {
+    let bytes = read_at_most(path, most).map_err(|error| match error.kind() {
+        std::io::ErrorKind::NotFound => LaunchError::NoAnswer(
+            "wrote no logits: the file named by {logits} does not exist".to_owned(),
+        ),
+        _ => LaunchError::unreadable(error),
     })?;
     let whole_rows = |got: String| LaunchError::rows("whole", vocabulary, got);
     let values = if looks_like_safetensors(&bytes) {
@@ -150,7 +188,7 @@ fn read_logits(path: &Path, vocabulary: usize) -> Result<(usize, Vec<f64>), Laun
         values
     } else {
         // The path is one of ours and gone by the time anybody reads it.
-        raw_values(path, &bytes).map_err(|error| LaunchError::logits(error.problem()))?
+        raw_values(path, &bytes).map_err(|error| LaunchError::unreadable(error.problem()))?
     };
     if values.is_empty() || !values.len().is_multiple_of(vocabulary) {
         return Err(whole_rows(format!("{} values", values.len())));
@@ -158,22 +196,23 @@ fn read_logits(path: &Path, vocabulary: usize) -> Result<(usize, Vec<f64>), Laun
     let count = values.iter().filter(|value| !value.is_finite()).count();
     if let Some(at) = values.iter().position(|value| !value.is_finite()) {
         let (total, row, id) = (values.len(), at / vocabulary, at % vocabulary);
-        let what = format!("{count} of {total} are not finite, first in row {row}, id {id}");
-        return Err(LaunchError::logits(what));
+        return Err(LaunchError::Wrong(format!(
+            "logits: {count} of {total} are not finite, first in row {row}, id {id}"
+        )));
     }
     Ok((values.len() / vocabulary, values))
 }
 
 fn safetensors_logits(path: &Path, bytes: &[u8]) -> Result<(Vec<usize>, Vec<f64>), LaunchError> {
     // The path is one of ours and gone by the time anybody reads it.
-    let file = parse_file(path, bytes).map_err(|error| LaunchError::logits(error.0.problem))?;
+    let file = parse_file(path, bytes).map_err(|error| LaunchError::unreadable(error.0.problem))?;
     let count = file.tensors.len();
     match file.tensors.into_iter().find(|(name, _)| name == "logits") {
         Some((_, tensor)) => match tensor.values {
             StageValues::Real(values) => Ok((tensor.shape, values)),
-            StageValues::Ids(_) => Err(LaunchError::logits("they are integers")),
+            StageValues::Ids(_) => Err(LaunchError::unreadable("they are integers")),
         },
-        None => Err(LaunchError::logits(format!(
+        None => Err(LaunchError::unreadable(format!(
             "expected a tensor logits, got {count} of other names"
         ))),
     }
@@ -188,20 +227,18 @@ fn read_ids(text: &str, given: &[u32], generate: usize) -> Result<Vec<u32>, Laun
         ids.iter().map(id).collect::<Option<Vec<u32>>>()
     });
     let refuse = |got: String| {
-        LaunchError(format!(
-            "printed no ids: expected {generate} ids separated by commas, got {got}"
-        ))
+        format!("printed no ids: expected {generate} ids separated by commas, got {got}")
     };
     let found = field.or_else(|| text.lines().rev().find_map(id_line));
     let Some(mut ids) = found else {
         let got = last_line(text).map_or("nothing".to_owned(), |line| format!("{line:?}"));
-        return Err(refuse(got));
+        return Err(LaunchError::NoAnswer(refuse(got)));
     };
     if ids.len() == given.len() + generate && ids.starts_with(given) {
         ids.drain(..given.len());
     }
     if ids.len() != generate {
-        return Err(refuse(format!("{} ids", ids.len())));
+        return Err(LaunchError::Wrong(refuse(format!("{} ids", ids.len()))));
     }
     Ok(ids)
 }

@@ -58,7 +58,11 @@ struct OnCheckpoint {
 }
 
 fn failed(error: LaunchError) -> SubjectError {
-    SubjectError::Failed(format!("the command {error}"))
+    let said = format!("the command {error}");
+    match error {
+        LaunchError::NoAnswer(_) => SubjectError::NotRun(said),
+        LaunchError::Wrong(_) => SubjectError::Failed(said),
+    }
 }
 
 impl OnCheckpoint {

@@ -1,10 +1,10 @@
 //! The journal of a run: a header line with the request, then one line of JSON per finished row.
 //!
-//! A stopped run resumes from it if request and inputs are the same. A truncated line is dropped
-//! with everything after it. Next to it is the chain, as safetensors in F64: the reference's stream
-//! after the last finished layer.
+//! A stopped run resumes from it if request and inputs are the same and no line was altered; a last
+//! line that is cut short is dropped. Next to it is the chain, as safetensors in F64: the
+//! reference's stream after the last finished layer.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::fs::{self, File, OpenOptions};
 use std::io::{self, Write};
 use std::path::{Path, PathBuf};
@@ -16,9 +16,11 @@ use thiserror::Error;
 
 use super::run::Chain;
 use super::sources::Sources;
+use crate::fixtures::hex_sha256;
 use crate::report::layers::{LayerRow, Part, Question};
 use k3_checkpoint::{Malformed, Problem};
 use k3_core::host::files::replace_file;
+use k3_core::seal::{seal, unseal};
 use k3_reference::Residual;
 use k3_reference::rows::from_values;
 
@@ -26,7 +28,7 @@ use k3_reference::rows::from_values;
 pub const JOURNAL: &str = "journal.jsonl";
 
 /// File name of the chain.
-const CHAIN: &str = "chain.safetensors";
+pub const CHAIN: &str = "chain.safetensors";
 
 /// Everything that has to be equal for a run to resume.
 #[derive(Debug, Clone, PartialEq, Serialize, Deserialize)]
@@ -95,20 +97,17 @@ impl Journal {
         let text = k3_core::host::files::read_to_string(&path).map_err(io)?;
         let mut lines = text.split_inclusive('\n');
         let first = lines.next().unwrap_or_default();
-        let before: Header = serde_json::from_str(first)
-            .map_err(|e| Problem::new("not a journal of a run of layers", e.to_string()))
+        let before: Header = unseal(first.as_bytes())
+            .map_err(|what| Problem::new("not a journal of a run of layers", what))
             .map_err(|problem| problem.in_file(&path))?;
         if let Some(what) = difference(&before, header) {
             let problem = Problem::whole(format!("the journal of another run: {what} differs"));
             return Err(JournalError::OtherRun(problem.in_file(&path)));
         }
         let (mut kept, mut entries) = (first.len() as u64, Vec::new());
-        for line in lines {
-            let whole = line.ends_with('\n');
-            let Some(entry) = serde_json::from_str(line).ok().filter(|_| whole) else {
-                break;
-            };
-            entries.push(entry);
+        for (number, line) in lines.enumerate().filter(|(_, line)| line.ends_with('\n')) {
+            let problem = |what| Problem::new(format!("line {}", number + 2), what).in_file(&path);
+            entries.push(unseal(line.as_bytes()).map_err(problem)?);
             kept += line.len() as u64;
         }
         let file = OpenOptions::new().append(true).open(&path).map_err(io)?;
@@ -128,9 +127,7 @@ impl Journal {
 }
 
 fn write_line(file: &mut File, value: &impl Serialize) -> io::Result<()> {
-    let mut line = serde_json::to_vec(value)?;
-    line.push(b'\n');
-    file.write_all(&line)?;
+    file.write_all(format!("{}\n", seal(value)?).as_bytes())?;
     file.sync_data()
 }
 
@@ -168,10 +165,24 @@ pub fn write_chain(folder: &Path, chain: &Chain) -> Result<(), JournalError> {
         let view = TensorView::new(Dtype::F64, shape, bytes);
         views.push((name.clone(), view.map_err(|error| refused(error.to_string()))?));
     }
-    let note = [("next_layer".to_owned(), chain.next.to_string())];
-    let encoded = safetensors::serialize(views, Some(note.into_iter().collect()));
+    let mut notes = HashMap::from([("next_layer".to_owned(), chain.next.to_string())]);
+    let digest = chain_digest(chain.next, views.iter().map(|(name, view)| (&**name, view)));
+    notes.insert("digest".to_owned(), digest);
+    let encoded = safetensors::serialize(views, Some(notes));
     let encoded = encoded.map_err(|error| refused(error.to_string()))?;
     Ok(replace_file(&path, &encoded).map_err(|reason| Problem::whole(reason).in_file(&path))?)
+}
+
+/// SHA-256 of everything in a chain.
+fn chain_digest<'a>(
+    next: usize,
+    tensors: impl Iterator<Item = (&'a str, &'a TensorView<'a>)>,
+) -> String {
+    let mut digests: Vec<String> = tensors
+        .map(|(name, view)| format!("{name} {:?} {}", view.shape(), hex_sha256(view.data())))
+        .collect();
+    digests.sort_unstable();
+    hex_sha256(format!("{next} {digests:?}").as_bytes())
 }
 
 /// Reads the chain, if there is one.
@@ -190,6 +201,11 @@ pub fn read_chain(folder: &Path) -> Result<Option<Chain>, JournalError> {
     let next = notes.get("next_layer").and_then(|next| next.parse().ok());
     let next = next.ok_or_else(|| refused("no next_layer in it".to_owned()))?;
     let file = SafeTensors::deserialize(&bytes).map_err(|error| refused(error.to_string()))?;
+    let tensors = file.tensors();
+    let got = chain_digest(next, tensors.iter().map(|(name, view)| (&**name, view)));
+    if notes.get("digest") != Some(&got) {
+        return Err(refused(format!("altered: its digest is {got}, not the one it states")).into());
+    }
     let mut streams = BTreeMap::new();
     for (name, view) in file.iter() {
         if view.dtype() != Dtype::F64 || view.shape().len() != 2 {

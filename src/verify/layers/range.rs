@@ -37,7 +37,12 @@ impl FromStr for LayerRange {
             return Ok(Self { text, pieces: None });
         }
         let pieces: Result<Vec<_>, _> = text.split(',').map(|piece| parse(text, piece)).collect();
-        Ok(Self { text: text.to_owned(), pieces: Some(pieces?) })
+        let mut pieces = pieces?;
+        pieces.sort_unstable();
+        if let Some(pair) = pieces.windows(2).find(|pair| pair[1].0 <= pair[0].1) {
+            return Err(refused(text, format!("layer {} is named twice", pair[1].0)));
+        }
+        Ok(Self { text: text.to_owned(), pieces: Some(pieces) })
     }
 }
 
@@ -74,7 +79,7 @@ impl LayerRange {
     /// The layers of a model with `layers` layers, rising.
     ///
     /// # Errors
-    /// A layer that the model does not have, or one that is named twice.
+    /// A layer that the model does not have.
     pub fn resolve(&self, layers: usize) -> Result<Vec<usize>, RangeError> {
         let Some(pieces) = &self.pieces else {
             return Ok((0..layers).collect());
@@ -90,10 +95,6 @@ impl LayerRange {
                 return Err(refused(&self.text, what));
             }
             chosen.extend(first..=last);
-        }
-        chosen.sort_unstable();
-        if let Some(pair) = chosen.windows(2).find(|pair| pair[0] == pair[1]) {
-            return Err(refused(&self.text, format!("layer {} is named twice", pair[0])));
         }
         Ok(chosen)
     }

@@ -27,6 +27,9 @@ pub struct CheckRow {
     /// Files or tensors that were expected and are not there.
     #[serde(skip_serializing_if = "Vec::is_empty")]
     pub absent: Vec<String>,
+    /// Files that are there and cannot be read, and why.
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    pub unreadable: Vec<String>,
 }
 
 /// All checks.
@@ -63,6 +66,7 @@ impl CheckReport {
         document.line(match self.exit_code {
             0 => "NO DAMAGE FOUND",
             1 => "DAMAGED",
+            3 => "NOT CHECKED: files cannot be read",
             _ => "INCOMPLETE",
         });
         document
@@ -73,6 +77,8 @@ impl CheckRow {
     /// What is wrong or absent, as far as it is listed.
     fn below(&self) -> Vec<String> {
         let mut lines = self.findings.lines();
+        let unreadable = self.unreadable.iter().take(crate::audit::LISTED).cloned();
+        lines.extend(unreadable);
         let absent = self.absent.iter().take(crate::audit::LISTED);
         lines.extend(absent.map(|name| format!("absent: {name}")));
         let more = self.absent.len().saturating_sub(crate::audit::LISTED);

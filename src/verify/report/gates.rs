@@ -3,11 +3,13 @@
 use serde::Serialize;
 
 use super::gates_document::table;
+use crate::blind::BlindSpot;
 use crate::evidence::EvidenceSet;
 use crate::outcome::{Outcome, Verdict};
 use crate::registry::Gate;
 use crate::runner::SetState;
 use k3_core::Precision;
+use k3_core::choice::Choice as _;
 use k3_core::exit::Exit;
 use k3_core::host::provenance::Provenance;
 use k3_render::Row;
@@ -21,7 +23,9 @@ pub struct GateReport {
     /// [`SCHEMA`].
     pub schema: &'static str,
     /// `CONFORMS`, `DOES NOT CONFORM` or `INCOMPLETE`.
-    pub verdict: &'static str,
+    ///
+    /// A pass in a precision narrower than f32 says so, and to which clauses it is blind.
+    pub verdict: String,
     /// The process exit code.
     pub exit_code: u8,
     /// Who was judged.
@@ -30,6 +34,10 @@ pub struct GateReport {
     pub parameters: Parameters,
     /// Rows per verdict.
     pub counts: Counts,
+    /// The clauses of the model in which a known mistake would have passed too, after a pass in a
+    /// precision narrower than f32.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub blind: Option<Vec<BlindSpot>>,
     /// The sets.
     pub sets: Vec<SetSummary>,
     /// The rows of the ladder that were selected.
@@ -204,15 +212,34 @@ impl GateReport {
         subjects: Vec<String>,
         parameters: Parameters,
         counts: Counts,
+        blind: Option<Vec<BlindSpot>>,
         sets: Vec<SetSummary>,
         gates: Vec<GateRow>,
         provenance: Provenance,
     ) -> Self {
         let exit = counts.exit();
-        let verdict = exit.verdict();
+        let mut verdict = exit.verdict().to_owned();
+        if let (Some(blind), Some(precision)) = (&blind, parameters.precision) {
+            verdict += &format!(" IN {}", precision.name().to_uppercase());
+            if !blind.is_empty() {
+                let clauses: Vec<&str> = blind.iter().map(|spot| spot.clause).collect();
+                verdict += &format!(", BLIND TO: {}", clauses.join(" "));
+            }
+        }
         let exit_code = exit.code();
         let schema = SCHEMA;
-        Self { schema, verdict, exit_code, subjects, parameters, counts, sets, gates, provenance }
+        Self {
+            schema,
+            verdict,
+            exit_code,
+            subjects,
+            parameters,
+            counts,
+            blind,
+            sets,
+            gates,
+            provenance,
+        }
     }
 
     /// What the process ends with.

@@ -1,9 +1,11 @@
 //! The ladder's report for people, made from the report alone.
 
 use super::gates::{GateReport, GateRow, SetSummary};
+use crate::blind::BlindSpot;
 use crate::noise_floor::FACTOR;
 use crate::outcome::NamedComparison;
 use k3_core::choice::Choice as _;
+use k3_core::compare::ratio_text;
 use k3_core::config::epsilon_line;
 use k3_core::stages::{Stage, StageKey};
 use k3_render::svg::HeatMap;
@@ -44,9 +46,31 @@ impl GateReport {
             "{} passed, {} failed, {} not run, {} not applicable, {} not selected",
             counts.pass, counts.fail, counts.not_run, counts.not_applicable, counts.not_selected
         ));
+        self.describe_blind(&mut document);
         document.line(format!("VERDICT: {}: {subjects}", self.verdict));
         document.appendix(self.appendix());
         document
+    }
+
+    /// What would have passed too, and how it is seen.
+    fn describe_blind(&self, document: &mut Document) {
+        let (Some(blind), Some(precision)) = (&self.blind, self.parameters.precision) else {
+            return;
+        };
+        let precision = precision.name();
+        for BlindSpot { clause, text, known, unseen } in blind {
+            let (first, count) = (unseen.first().map_or("", String::as_str), unseen.len());
+            document.line(format!(
+                "blind to {clause} ({text}): {count} of {known} known mistakes pass, such as \
+                 {first}"
+            ));
+        }
+        if !blind.is_empty() {
+            document.line(format!(
+                "to see them: k3-verify layers 0..LAST --model DIR --engine-dump DUMP --precision \
+                 {precision}, or gates on the engine's f32 build"
+            ));
+        }
     }
 
     fn appendix(&self) -> Document {
@@ -136,10 +160,10 @@ fn ratio_map(row: &GateRow, local: bool) -> Option<(String, HeatMap)> {
     } else {
         ("chained", "the set's own, from the start of the model")
     };
-    let worst = cells.iter().map(|(_, ratio)| *ratio).fold(0.0, f64::max);
+    let worst = ratio_text(cells.iter().map(|(_, ratio)| *ratio).fold(0.0, f64::max));
     let map = HeatMap {
         title: format!("{} on {}: stages, {kind} tolerances", row.subject, row.set),
-        subtitle: format!("tolerance: {basis}; worst {worst:.2e} of it; grey: no such stage"),
+        subtitle: format!("tolerance: {basis}; worst {worst} of it; grey: no such stage"),
         x_label: "layer".to_owned(),
         y_label: "stage, in execution order".to_owned(),
         value_label: "log10 of the largest difference over its tolerance".to_owned(),

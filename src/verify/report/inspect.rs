@@ -8,6 +8,7 @@ use crate::audit::statistics::TensorStatistics;
 use k3_checkpoint::{LayerKind, MlpKind, ModelShape};
 use k3_core::config::RawConfig;
 use k3_core::host::provenance::Provenance;
+use k3_core::listing::listed;
 use k3_render::{Document, Table, left, right};
 
 /// Schema name and version of the JSON report.
@@ -180,7 +181,7 @@ impl InspectReport {
                 self.census.absent,
                 self.missing_shards.len(),
                 if self.missing_shards.is_empty() { "" } else { ": " },
-                shortened(&self.missing_shards)
+                listed(&self.missing_shards, self.missing_shards.len())
             ));
             for name in &self.census.absent_outside_layers {
                 document.line(format!("absent: {name}"));
@@ -217,7 +218,7 @@ impl InspectReport {
             .map(|row| format!("{} ({} of {} tensors)", row.layer, row.tensors, row.expected))
             .collect();
         if !partial.is_empty() {
-            document.line(format!("layers not complete: {}", shortened(&partial)));
+            document.line(format!("layers not complete: {}", listed(&partial, partial.len())));
         }
     }
 
@@ -264,14 +265,4 @@ impl InspectReport {
             ));
         }
     }
-}
-
-/// A list that fits a line.
-fn shortened(items: &[String]) -> String {
-    const SHOWN: usize = 8;
-    let mut text = items.iter().take(SHOWN).cloned().collect::<Vec<_>>().join(", ");
-    if items.len() > SHOWN {
-        text += &format!(", … ({} more)", items.len() - SHOWN);
-    }
-    text
 }

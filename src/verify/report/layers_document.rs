@@ -2,6 +2,7 @@
 
 use super::layers::{Element, LayerRow, LayersReport, row_name};
 use crate::outcome::Verdict;
+use k3_core::compare::ratio_text;
 use k3_core::exit::Exit;
 use k3_core::stages::Stage;
 use k3_render::svg::HeatMap;
@@ -88,11 +89,11 @@ impl LayersReport {
     pub fn row(row: &LayerRow) -> Row {
         let kind = [row.attention.as_deref(), row.mlp.as_deref()];
         let worst = row.worst().map_or(String::new(), |stage| match stage.ratio {
-            Some(ratio) => format!("{ratio:.2e} {}", stage.stage),
+            Some(ratio) => format!("{} {}", ratio_text(ratio), stage.stage),
             None => format!("exact {}", stage.stage),
         });
         let chained = row.chained().map_or(String::new(), |(ratio, within, stage)| {
-            format!("{ratio:.2e} {stage}{}", if within { "" } else { " beyond" })
+            format!("{} {stage}{}", ratio_text(ratio), if within { "" } else { " beyond" })
         });
         let cells = vec![
             row_name(row),
@@ -143,7 +144,8 @@ impl LayersReport {
         document.line(rows);
         if let Some(worst) = &self.worst {
             let ratio = worst.ratio;
-            let ratio = ratio.map_or("exact".to_owned(), |r| format!("{r:.2e} of its tolerance"));
+            let ratio =
+                ratio.map_or("exact".to_owned(), |r| format!("{} of its tolerance", ratio_text(r)));
             document.line(format!("worst stage {}: {ratio}", worst.at));
         }
         self.repetition(&mut document);

@@ -4,7 +4,7 @@ use std::any::Any;
 use std::collections::BTreeSet;
 use std::sync::Arc;
 
-use super::{engine_kernels, streamed};
+use super::{engine_kernels, refused, streamed};
 use crate::registry::Needs;
 use crate::subject::{
     Answer, KernelCase, Logits, Opening, Precision, Sequence, Subject, SubjectError, SubjectSource,
@@ -46,10 +46,6 @@ impl Production {
         shape.mla_norm_eps = model.mla_norm_eps;
         Engine::resident(Kernels::on(self.path), shape, source, self.options)
     }
-}
-
-fn refused(error: impl std::error::Error) -> SubjectError {
-    SubjectError::Refused(error.to_string())
 }
 
 impl SubjectSource for Production {

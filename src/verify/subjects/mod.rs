@@ -9,6 +9,8 @@ mod wrapped;
 mod wrong_engine;
 
 use std::collections::BTreeSet;
+use std::error::Error;
+use std::iter::successors;
 
 use super::kill_matrix::Mutant;
 use super::registry::Needs;
@@ -20,6 +22,16 @@ use k3_core::stages::{NoStages, StageSink};
 use k3_reference as reference;
 use k3_reference::rounding::RoundedStages;
 use k3_reference::{Formulas, RELEASED, ReferenceError};
+
+/// What our engine refuses. Without threads it was not run, which says nothing of its numbers.
+fn refused(error: impl Error + 'static) -> SubjectError {
+    let text = error.to_string();
+    let mut causes = successors(Some(&error as &dyn Error), |&error| error.source());
+    match causes.any(|cause| cause.is::<rayon::ThreadPoolBuildError>()) {
+        true => SubjectError::NotRun(text),
+        false => SubjectError::Refused(text),
+    }
+}
 
 pub use wrong_engine::{of_kernels, perturbed};
 
@@ -45,34 +57,57 @@ pub fn controls() -> Vec<Mutant> {
         what: "unmodified",
         source,
     };
-    let rounded =
-        ReferenceSource { name: "reference-f32".to_owned(), ..ReferenceSource::rounded() };
+    let rounded = ReferenceSource {
+        name: "reference-f32".to_owned(),
+        ..ReferenceSource::rounded(Precision::F32)
+    };
     shipped().into_iter().chain([Box::new(rounded) as Box<_>]).map(control).collect()
+}
+
+/// The right reference with what it keeps rounded to a precision.
+#[must_use]
+pub fn rounded_reference(precision: Precision) -> Mutant {
+    Mutant {
+        id: "reference".to_owned(),
+        family: '-',
+        clauses: Vec::new(),
+        what: "unmodified",
+        source: Box::new(ReferenceSource::rounded(precision)),
+    }
+}
+
+/// Every mistake in a clause of the model, of the reference with what it keeps rounded to a
+/// precision.
+#[must_use]
+pub fn rounded_mutants(precision: Precision) -> Vec<Mutant> {
+    of_formulas('b', ReferenceSource::rounded(precision)).collect()
 }
 
 /// Every mutant, family by family: a, mistakes in a clause of the model, of the f64 reference; b,
 /// the same with all outputs rounded to f32, at the engine's tolerances; c, of the engine.
 #[must_use]
 pub fn mutants() -> Vec<Mutant> {
-    let of_formulas = |family, right: ReferenceSource| {
-        reference::mutants::mutants().into_iter().map(move |mutant| Mutant {
-            id: mutant.id.to_owned(),
-            family,
-            clauses: mutant.clauses.to_vec(),
-            what: mutant.what,
-            source: Box::new(ReferenceSource {
-                name: format!("reference with {}", mutant.id),
-                formulas: mutant.formulas,
-                ..right.clone()
-            }) as Box<dyn SubjectSource>,
-        })
-    };
     of_formulas('a', ReferenceSource::released())
         .chain(wrapped::mutants(reference_source))
-        .chain(of_formulas('b', ReferenceSource::rounded()))
+        .chain(of_formulas('b', ReferenceSource::rounded(Precision::F32)))
         .chain(wrong_engine::engine_mutants())
         .chain(streamed::mutants(engine::production))
         .collect()
+}
+
+/// The mistakes in the formulas of a right reference.
+fn of_formulas(family: char, right: ReferenceSource) -> impl Iterator<Item = Mutant> {
+    reference::mutants::mutants().into_iter().map(move |mutant| Mutant {
+        id: mutant.id.to_owned(),
+        family,
+        clauses: mutant.clauses.to_vec(),
+        what: mutant.what,
+        source: Box::new(ReferenceSource {
+            name: format!("reference with {}", mutant.id),
+            formulas: mutant.formulas,
+            ..right.clone()
+        }) as Box<dyn SubjectSource>,
+    })
 }
 
 /// The f64 reference under some formulas.
@@ -80,7 +115,7 @@ pub fn mutants() -> Vec<Mutant> {
 struct ReferenceSource {
     name: String,
     formulas: Formulas,
-    /// What it keeps its values in: f64, which is not to round at all, or f32.
+    /// What it keeps its values in: f64, which is not to round at all, or narrower.
     precision: Precision,
 }
 
@@ -89,8 +124,8 @@ impl ReferenceSource {
         Self { name: "reference".to_owned(), formulas: RELEASED, precision: Precision::F64 }
     }
 
-    fn rounded() -> Self {
-        Self { precision: Precision::F32, ..Self::released() }
+    fn rounded(precision: Precision) -> Self {
+        Self { precision, ..Self::released() }
     }
 }
 

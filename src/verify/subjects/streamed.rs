@@ -11,7 +11,7 @@ use std::any::Any;
 use std::path::{Path, PathBuf};
 use std::sync::{Arc, Mutex, PoisonError};
 
-use super::engine_kernels;
+use super::{engine_kernels, refused};
 use crate::kill_matrix::Mutant;
 use crate::registry::Needs;
 use crate::subject::{
@@ -212,10 +212,6 @@ fn of_ways(ways: Vec<(String, Way)>) -> Vec<Variant> {
         source: Box::new(Streamed { way, opened: Arc::clone(&opened), hooks: careful }),
     };
     ways.into_iter().map(variant).collect()
-}
-
-fn refused(error: impl std::fmt::Display) -> SubjectError {
-    SubjectError::Refused(error.to_string())
 }
 
 fn failed(error: impl std::fmt::Display) -> SubjectError {

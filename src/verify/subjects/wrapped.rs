@@ -70,7 +70,7 @@ fn restore_shape(folder: &Path, config: &RawConfig) {
 /// A subject with the folder that it reads from.
 struct OnCopy {
     inner: Box<dyn Subject>,
-    _folder: tempfile::TempDir,
+    _folder: k3_core::host::files::Scratch,
 }
 
 impl Subject for OnCopy {
@@ -101,7 +101,11 @@ impl SubjectSource for Forgiving {
         let folder = k3_core::host::files::scratch_folder("k3-verify-", None).map_err(failed)?;
         for entry in std::fs::read_dir(model.dir).map_err(failed)? {
             let entry = entry.map_err(failed)?;
-            std::fs::copy(entry.path(), folder.path().join(entry.file_name())).map_err(failed)?;
+            // A FIFO would be waited for.
+            if entry.path().is_file() {
+                std::fs::copy(entry.path(), folder.path().join(entry.file_name()))
+                    .map_err(failed)?;
+            }
         }
         (self.repair)(folder.path(), model.config);
         let copy = Opening { dir: folder.path(), ..model };
