@@ -92,7 +92,7 @@ pub const L2_NORM_EPS: f64 = 1e-6;
 pub const RENORMALISATION_EPS: f32 = 1e-20;
 
 /// Folds the sixteen lanes into one sum (A3): halves, quarters, pairs, the last two.
-#[inline]
+#[inline(always)]
 #[must_use]
 pub fn fold_lanes(mut lanes: [f64; LANES]) -> f64 {
     for width in [8, 4, 2, 1] {
