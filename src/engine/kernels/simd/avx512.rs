@@ -4,7 +4,7 @@ use std::arch::x86_64::*;
 use std::ops::Range;
 
 use super::walk::*;
-use super::{Aligned, BLOCK_COLUMNS, Prepared, SCALED_CODES};
+use super::{Aligned, BLOCK_COLUMNS, Prepared, SCALED_CODES, prefetch};
 use crate::kernels::contract::{LANES, fold_lanes};
 use crate::kernels::matrix::{MatrixRef, Values};
 use crate::kernels::products::Emit;

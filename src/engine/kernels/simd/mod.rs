@@ -50,6 +50,19 @@ impl std::ops::DerefMut for Aligned {
     }
 }
 
+/// Asks for the cache line of an address, which may be any; nothing where there is no such hint.
+#[inline(always)]
+pub(super) fn prefetch(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a hint: it reads nothing that the program sees and never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
 /// T activation rows, widened.
 #[derive(Debug)]
 pub struct Prepared {

@@ -97,14 +97,6 @@ pub(super) fn tiles<const ROWS: usize>(
     })
 }
 
-/// Asks for the line of an address, which may be any.
-#[inline]
-pub(super) fn prefetch(address: *const u8) {
-    use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
-    // SAFETY: a hint: it reads nothing that the program sees and never faults.
-    unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
-}
-
 /// The walks of one instruction set, in the module that has its registers.
 macro_rules! walks {
     ($features:literal) => {
