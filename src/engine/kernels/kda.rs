@@ -55,8 +55,9 @@ pub fn step(state: &mut [f32], inputs: &StepInputs<'_>, out: &mut [f32]) {
 /// The step by N columns at a time: their sums stay in registers, and they are still in the
 /// first-level cache when they are read again to be updated.
 ///
-/// An element costs 8 bytes of memory traffic and 7 operations, of which widening and rounding are
-/// 4: in decode AVX-512 is bound by memory, in prefill, where a head's state stays in cache, by them.
+/// An element costs 8 bytes of memory traffic and 8 operations, of which widening and rounding are
+/// 4. In decode AVX-512 is bound by memory, in prefill, where a head's state stays in cache, by the
+/// operations.
 #[inline(always)]
 pub(super) fn step_by<const FUSED: bool, const N: usize>(
     state: &mut [f32],

@@ -16,7 +16,10 @@ use crate::kernels::{convolution, functions};
 /// and the table that they make.
 macro_rules! compiled {
     ($(fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)? = $definition:path;)*) => {
-        compiled!(avx2 "avx2,fma" 32 $(fn $name($($argument: $type),*) $(-> $result)? = $definition;)*);
+        compiled!(
+            avx2 "avx2,fma" 32
+            $(fn $name($($argument: $type),*) $(-> $result)? = $definition;)*
+        );
         compiled!(
             avx512 "avx512f" 64
             $(fn $name($($argument: $type),*) $(-> $result)? = $definition;)*
