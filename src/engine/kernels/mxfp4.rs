@@ -18,11 +18,11 @@ pub const CODE_VALUES: [f64; 16] =
 /// 2^(byte − 127), exact; NaN for 255 (Q3, Q4).
 #[inline(always)]
 #[must_use]
-pub fn scale_value(byte: u8) -> f64 {
+pub const fn scale_value(byte: u8) -> f64 {
     if byte == NAN_SCALE {
         return f64::NAN;
     }
-    f64::from_bits((u64::from(byte) + 1023 - 127) << 52)
+    f64::from_bits((byte as u64 + 1023 - 127) << 52)
 }
 
 /// Place (index) of the first NaN scale in a matrix of scales, row by row.

@@ -41,7 +41,9 @@ impl KernelPath {
             if avx2 {
                 paths.push(Self(Kind::Avx2));
             }
-            if avx2 && is_x86_feature_detected!("avx512f") {
+            let avx512 =
+                is_x86_feature_detected!("avx512f") && is_x86_feature_detected!("avx512bw");
+            if avx2 && avx512 {
                 paths.push(Self(Kind::Avx512));
             }
         }

@@ -69,23 +69,29 @@ pub fn row_blocks<'a>(products: Vec<Product<'a>>, threads: &Threads) -> Vec<RowB
 /// Computes all products; every output is one row product, rounded once.
 pub fn products(kernels: &Kernels, threads: &Threads, products: Vec<Product<'_>>) {
     let path = kernels.path;
-    let mut prepared: Vec<Prepared> = Vec::new();
-    let mut prepared_of = Vec::with_capacity(products.len());
+    // Projections of the same input share its widened form.
+    let mut inputs: Vec<(&[f32], usize)> = Vec::new();
+    let mut input_of = Vec::with_capacity(products.len());
     if path != KernelPath::SCALAR {
-        let mut last: Option<*const [f32]> = None;
         for product in &products {
-            // Projections of the same input share its widened form.
-            if last != Some(std::ptr::from_ref(product.vectors)) {
-                prepared.push(Prepared::new(product.vectors, product.matrix.columns()));
-                last = Some(product.vectors);
+            let input = (product.vectors, product.matrix.columns());
+            let same =
+                |known: &(&[f32], usize)| std::ptr::eq(known.0, input.0) && known.1 == input.1;
+            input_of.push(inputs.iter().position(same).unwrap_or(inputs.len()));
+            if input_of.last() == Some(&inputs.len()) {
+                inputs.push(input);
             }
-            prepared_of.push(prepared.len() - 1);
         }
     }
+    let mut prepared = Vec::new();
+    prepared.resize_with(inputs.len(), || None);
+    threads.for_each(inputs.iter().zip(&mut prepared).collect(), &|((vectors, columns), out)| {
+        *out = Some(Prepared::new(vectors, *columns));
+    });
     let blocks = row_blocks(products, threads);
     threads.for_each(blocks, &|block| {
         let RowBlock { product, matrix, vectors, mut out } = block;
-        let prepared = prepared_of.get(product).map(|&index| &prepared[index]);
+        let prepared = input_of.get(product).and_then(|&index| prepared[index].as_ref());
         let mut emit = |row: usize, token: usize, sum| out[token][row] = round_to_f32(sum);
         block_sums(path, &matrix, (vectors, prepared), &mut emit);
     });
@@ -114,15 +120,15 @@ fn block_sums(
 ) {
     #[cfg(target_arch = "x86_64")]
     if let Some(prepared) = vectors.1 {
-        use super::simd::walk;
+        use super::simd::{avx2, avx512};
         match (path.kind(), matrix.values) {
             (Kind::Avx2, Values::Bf16(_) | Values::Mxfp4 { .. }) => {
                 // SAFETY: a path of this kind is only made after the processor was asked.
-                return unsafe { walk::avx2(matrix, prepared, emit) };
+                return unsafe { avx2::row_sums(matrix, prepared, emit) };
             }
             (Kind::Avx512, Values::Bf16(_) | Values::Mxfp4 { .. }) => {
                 // SAFETY: as above.
-                return unsafe { walk::avx512(matrix, prepared, emit) };
+                return unsafe { avx512::row_sums(matrix, prepared, emit) };
             }
             _ => {}
         }
@@ -165,11 +171,10 @@ mod tests {
         Matrix::mxfp4(rows, columns, codes, scales).unwrap()
     }
 
-    /// Every path against the scalar definition, before rounding.
-    fn check(matrix: &Matrix, tokens: usize) {
-        let x = wide(tokens * matrix.columns(), 17);
+    /// Every path against the scalar definition, before rounding. All NaN count as one.
+    fn check(matrix: &Matrix, x: &[f32]) {
         let bits = |path| -> Vec<u64> {
-            let sums = sums_before_rounding(path, matrix.view(), &x);
+            let sums = sums_before_rounding(path, matrix.view(), x);
             let bits = |sum: f64| {
                 if sum.is_nan() { u64::MAX } else { sum.to_bits() }
             };
@@ -177,67 +182,88 @@ mod tests {
         };
         let expected = bits(KernelPath::SCALAR);
         for path in KernelPath::available() {
-            let shape = (matrix.rows(), matrix.columns(), tokens);
+            let shape = (matrix.rows(), matrix.columns(), x.len() / matrix.columns());
             assert!(bits(path) == expected, "{} differs on {shape:?}", path.name());
         }
     }
 
-    /// B01: matrices and batches around every tile size; tails of columns for BF16.
+    /// B01: matrices and batches around every tile and panel size; tails of columns for BF16,
+    /// whose rows then start at any even address.
     #[test]
     fn b01_every_path_has_the_scalar_bits_before_rounding() {
-        for rows in [1, 2, 3, 4, 5, 7, 8, 9, 15, 16, 17] {
-            for tokens in [1, 2, 3, 4, 5, 9] {
-                for columns in [1, 15, 16, 17, 31, 32, 33, 47, 48, 95, 128, 200] {
-                    check(&bf16(rows, columns), tokens);
+        for rows in [1, 2, 3, 4, 5, 7, 8, 9, 11, 12, 13, 17, 50] {
+            for tokens in [0, 1, 2, 3, 4, 5, 6, 9] {
+                for columns in [1, 15, 16, 17, 31, 32, 33, 47, 48, 95, 200, 256, 299, 545] {
+                    check(&bf16(rows, columns), &wide(tokens * columns, 17));
                 }
-                for groups in 1..=3 {
-                    check(&mxfp4(rows, 32 * groups, |i| 100 + (i * 7 % 50) as u8), tokens);
+                for groups in [1, 2, 3, 8, 9, 17] {
+                    let matrix = mxfp4(rows, 32 * groups, |i| 100 + (i * 7 % 50) as u8);
+                    check(&matrix, &wide(tokens * 32 * groups, 17));
                 }
             }
         }
+        // More tokens than leave room for the sums of several panels.
+        check(&bf16(27, 65), &wide(300 * 65, 17));
     }
 
-    /// Scale bytes at both ends, a NaN scale, subnormal and infinite activations.
+    /// Every BF16 weight, and every MXFP4 code under every scale byte, on its own and in a sum,
+    /// with one token and with several.
     #[test]
-    fn every_path_agrees_on_extreme_values() {
-        check(&mxfp4(5, 96, |i| [0, 254, 253, 1, 127][i % 5]), 3);
-        check(&mxfp4(4, 64, |i| if i == 3 { 255 } else { 120 }), 2);
-        let matrix = bf16(4, 64);
-        let mut x = vec![f32::from_bits(3); 64];
-        for special in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, -0.0] {
-            x[33] = special;
-            for path in KernelPath::available() {
-                let sums = sums_before_rounding(path, matrix.view(), &x);
-                let expected = sums_before_rounding(KernelPath::SCALAR, matrix.view(), &x);
-                let same =
-                    |(a, b): (&f64, &f64)| a.to_bits() == b.to_bits() || a.is_nan() && b.is_nan();
-                assert!(sums.iter().zip(&expected).all(same), "{}", path.name());
+    fn every_weight_is_widened_alike() {
+        let bytes: Vec<u8> = (0..=u16::MAX).flat_map(u16::to_le_bytes).collect();
+        let bf16 = Matrix::bf16(2048, 32, SharedBytes::copy_of(&bytes)).unwrap();
+        let pair = |i: usize| (2 * i % 16 + (2 * i + 1) % 16 * 16) as u8;
+        let codes: Vec<u8> = (0..256 * 16).map(pair).collect();
+        let (codes, scales) = (SharedBytes::copy_of(&codes), Vec::from_iter(0..=255));
+        let mxfp4 = Matrix::mxfp4(256, 32, codes, SharedBytes::copy_of(&scales)).unwrap();
+        let mut alone = vec![0.0; 32 * 32];
+        alone.iter_mut().step_by(33).for_each(|x| *x = 1.0);
+        for matrix in [&bf16, &mxfp4] {
+            check(matrix, &alone);
+            alone.chunks_exact(32).for_each(|x| check(matrix, x));
+            check(matrix, &wide(32, 5));
+            check(matrix, &wide(4 * 32, 5));
+        }
+    }
+
+    /// NaN, infinite, negative zero and subnormal activations, in whole blocks and in a tail.
+    #[test]
+    fn every_path_agrees_on_extreme_activations() {
+        for special in [f32::INFINITY, f32::NEG_INFINITY, f32::NAN, -0.0, f32::MAX] {
+            for (tokens, place) in [(1, 33), (1, 69), (3, 70 + 33), (5, 4 * 70 + 69)] {
+                let mut x = vec![f32::from_bits(3); tokens * 70];
+                x[place] = special;
+                check(&bf16(5, 70), &x);
+                check(&mxfp4(7, 64, |i| [0, 254, 253, 1, 127][i % 5]), &x[..tokens * 64]);
             }
         }
     }
 
-    /// B01: whole products on several threads equal single row products.
+    /// B01: whole products on several threads equal single row products, though they share their
+    /// input, and though another reads it as rows of another width.
     #[test]
     fn b01_products_equal_single_row_products() {
         for rows in [1, 9, 16, 17, 65] {
-            let matrix = mxfp4(rows, 64, |i| 120 + (i % 9) as u8);
+            let matrices =
+                [64, 64, 32].map(|columns| mxfp4(rows, columns, |i| 120 + (i % 9) as u8));
             let x = wide(3 * 64, 5);
             for path in KernelPath::available() {
                 for count in [1, 3] {
                     let threads = Threads::new(count).unwrap();
-                    let (mut out, mut again) = (vec![0.0; 3 * rows], vec![0.0; 3 * rows]);
-                    let view = matrix.view();
-                    let twice = vec![
-                        Product { matrix: view, vectors: &x, out: &mut out },
-                        Product { matrix: view, vectors: &x, out: &mut again },
-                    ];
-                    products(&Kernels::on(path), &threads, twice);
-                    for (place, out) in out.iter().enumerate() {
-                        let x = &x[place / rows * 64..][..64];
-                        let expected = row_sum(view.row(place % rows), x) as f32;
-                        assert_eq!(out.to_bits(), expected.to_bits());
+                    let mut outs = [3, 3, 6].map(|tokens| vec![0.0; tokens * rows]);
+                    let all = matrices.iter().zip(&mut outs).map(|(matrix, out)| Product {
+                        matrix: matrix.view(),
+                        vectors: &x,
+                        out,
+                    });
+                    products(&Kernels::on(path), &threads, all.collect());
+                    for (matrix, out) in matrices.iter().zip(outs) {
+                        for (place, out) in out.into_iter().enumerate() {
+                            let x = &x[place / rows * matrix.columns()..][..matrix.columns()];
+                            let expected = row_sum(matrix.view().row(place % rows), x) as f32;
+                            assert_eq!(out.to_bits(), expected.to_bits());
+                        }
                     }
-                    assert_eq!(out, again);
                 }
             }
         }

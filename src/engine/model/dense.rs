@@ -21,6 +21,6 @@ pub(super) fn forward(
     ]);
     let activated = &mut buffers.activated[..n];
     let (gate, up) = (&buffers.gate[..n], &buffers.up[..n]);
-    (pass.kernels.situ)(&pass.kernels, gate, up, pass.shape.caps, activated);
+    pass.situ(gate, up, activated);
     pass.product(&weights.down, activated, out);
 }

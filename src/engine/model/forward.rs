@@ -80,6 +80,15 @@ impl Pass<'_> {
     pub fn products(&self, products: Vec<Product<'_>>) {
         (self.kernels.products)(&self.kernels, self.threads, products);
     }
+
+    /// SiTU of any number of elements, which is worth several threads from some thousands on.
+    pub fn situ(&self, gate: &[f32], up: &[f32], out: &mut [f32]) {
+        const BLOCK: usize = 4096;
+        let blocks = gate.chunks(BLOCK).zip(up.chunks(BLOCK)).zip(out.chunks_mut(BLOCK));
+        self.threads.for_each(blocks.collect(), &|((gate, up), out)| {
+            (self.kernels.situ)(&self.kernels, gate, up, self.shape.caps, out);
+        });
+    }
 }
 
 impl Engine {

@@ -99,18 +99,21 @@ fn convolve(pass: &Pass<'_>, weights: &KdaWeights, slot: &mut KdaState, buffers:
 /// g and α per head and channel.
 fn decay(pass: &Pass<'_>, weights: &KdaWeights, buffers: &mut KdaBuffers) {
     let (kernels, width) = (&pass.kernels, pass.shape.kda.head_dim);
-    let lower_bound = pass.shape.gate_lower_bound;
-    for token in 0..pass.tokens {
-        let heads = buffers.z.row(token).chunks_exact(width);
-        let out = buffers.log_decay.row_mut(token).chunks_exact_mut(width);
+    let (t, projection, lower_bound) =
+        (pass.tokens, pass.shape.kda.width, pass.shape.gate_lower_bound);
+    let z = buffers.z.first(t).chunks_exact(projection);
+    let log_decay = buffers.log_decay.first_mut(t).chunks_exact_mut(projection);
+    let alpha = buffers.alpha.first_mut(t).chunks_exact_mut(projection);
+    pass.threads.for_each(z.zip(log_decay).zip(alpha).collect(), &|((z, log_decay), alpha)| {
+        let heads = z.chunks_exact(width).zip(log_decay.chunks_exact_mut(width));
         let gates = weights.dt_bias.chunks_exact(width).zip(&weights.a_log);
-        for ((z, (dt_bias, a_log)), out) in heads.zip(gates).zip(out) {
+        for ((z, out), (dt_bias, a_log)) in heads.zip(gates) {
             let inputs = DecayInputs { z, dt_bias, a_log: *a_log, lower_bound };
             (kernels.log_decay)(kernels, &inputs, out);
         }
-        buffers.alpha.row_mut(token).copy_from_slice(buffers.log_decay.row(token));
-        (kernels.exp)(buffers.alpha.row_mut(token));
-    }
+        alpha.copy_from_slice(log_decay);
+        (kernels.exp)(alpha);
+    });
 }
 
 /// The recurrence: each head through all tokens of the chunk.
@@ -145,13 +148,15 @@ fn recur(pass: &Pass<'_>, slot: &mut KdaState, buffers: &mut KdaBuffers) {
 
 /// K12: per head, norm then gate.
 fn gate(pass: &Pass<'_>, weights: &KdaWeights, buffers: &mut KdaBuffers) {
-    let width = pass.shape.kda.head_dim;
+    let (t, width, projection) = (pass.tokens, pass.shape.kda.head_dim, pass.shape.kda.width);
     let norm = (weights.o_norm.weight.as_slice(), weights.o_norm.epsilon);
-    let heads = buffers.output.first_mut(pass.tokens).chunks_exact_mut(width);
-    let gates = buffers.gate.first_mut(pass.tokens).chunks_exact_mut(width);
-    for (o, gate) in heads.zip(gates) {
-        (pass.kernels.gated_norm)(&pass.kernels, o, norm, gate);
-    }
+    let outputs = buffers.output.first_mut(t).chunks_exact_mut(projection);
+    let gates = buffers.gate.first_mut(t).chunks_exact_mut(projection);
+    pass.threads.for_each(outputs.zip(gates).collect(), &|(output, gate)| {
+        for (o, gate) in output.chunks_exact_mut(width).zip(gate.chunks_exact_mut(width)) {
+            (pass.kernels.gated_norm)(&pass.kernels, o, norm, gate);
+        }
+    });
 }
 
 fn put_inputs(pass: &Pass<'_>, buffers: &KdaBuffers, stages: &mut StageOutput<'_>) {

@@ -258,7 +258,6 @@ fn run_batch(
     groups: &[&[Served]],
     buffers: &mut MoeBuffers,
 ) {
-    let (kernels, shape) = (&pass.kernels, pass.shape);
     let pairs: Vec<Served> = groups.iter().flat_map(|group| group.iter()).copied().collect();
     for (row, (token, _)) in pairs.iter().enumerate() {
         buffers.gathered.row_mut(row).copy_from_slice(buffers.latent.row(*token));
@@ -272,14 +271,15 @@ fn run_batch(
     pass.products(products);
     let (gate, up) = (buffers.expert_gate.first(n), buffers.expert_up.first(n));
     let activated = buffers.expert_activated.first_mut(n);
-    (kernels.situ)(kernels, gate, up, shape.caps, activated);
+    pass.situ(gate, up, activated);
     let w2 = experts.iter().map(|expert| &expert.w2);
     let activated = buffers.expert_activated.first(n);
     let products = grouped(w2, groups, activated, buffers.expert_grouped.first_mut(n));
     pass.products(products);
+    let latent = pass.shape.moe.latent;
     for (row, (token, place)) in pairs.iter().enumerate() {
         let outputs = buffers.expert_outputs.row_mut(*token);
-        let out = &mut outputs[place * shape.moe.latent..(place + 1) * shape.moe.latent];
+        let out = &mut outputs[place * latent..(place + 1) * latent];
         out.copy_from_slice(buffers.expert_grouped.row(row));
     }
 }

@@ -2,7 +2,8 @@
 //!
 //! These kernels are plain loops over independent columns, channels or elements. Compiled with
 //! AVX2 or AVX-512 allowed they do more elements at a time and nothing else: the compiler keeps
-//! every operation and its order, and fuses none. So there is one source and one result.
+//! every operation and its order, and fuses none. Only sums of exact products say themselves that
+//! they are fused here (`add_product`). So there is one source and one result.
 
 use crate::kernels::kda::{self, StepInputs};
 use crate::kernels::path::{KernelPath, Kind};
@@ -15,18 +16,25 @@ use crate::kernels::{convolution, functions};
 /// and the table that they make.
 macro_rules! compiled {
     ($(fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)? = $definition:path;)*) => {
-        compiled!(avx2 "avx2" $(fn $name($($argument: $type),*) $(-> $result)? = $definition;)*);
         compiled!(
-            avx512 "avx512f"
+            avx2 "avx2,fma" 32
+            $(fn $name($($argument: $type),*) $(-> $result)? = $definition;)*
+        );
+        compiled!(
+            avx512 "avx512f" 64
             $(fn $name($($argument: $type),*) $(-> $result)? = $definition;)*
         );
     };
-    ($set:ident $features:literal
+    ($set:ident $features:literal $columns:literal
         $(fn $name:ident($($argument:ident: $type:ty),*) $(-> $result:ty)? = $definition:path;)*
     ) => {
         #[cfg(target_arch = "x86_64")]
         mod $set {
             use super::*;
+
+            /// Columns whose sums are eight registers.
+            const COLUMNS: usize = $columns;
+
             $(
                 fn $name($($argument: $type),*) $(-> $result)? {
                     #[target_feature(enable = $features)]
@@ -49,7 +57,8 @@ compiled! {
     fn sigmoid(values: &mut [f32]) = functions::sigmoid_all;
     fn tanh(values: &mut [f32]) = functions::tanh_all;
     fn row_sum(row: Row<'_>, x: &[f32]) -> f64 = rows::row_sum;
-    fn kda_step(state: &mut [f32], inputs: &StepInputs<'_>, out: &mut [f32]) = kda::step;
+    fn kda_step(state: &mut [f32], inputs: &StepInputs<'_>, out: &mut [f32])
+        = kda::step_by::<true, COLUMNS>;
     fn weighted_sum(weights: &[f32], vectors: Vectors<'_>, out: &mut [f32]) = sums::weighted_sum;
     fn normalised_sum(weights: &[f32], vectors: Vectors<'_>, divisor: f64, out: &mut [f32])
         = sums::weighted_sum_over;
@@ -124,11 +133,15 @@ mod tests {
     fn check_step(path: KernelPath, n: usize) {
         let (q, k, v, alpha) = (wide(9, 1), wide(9, 2), wide(n, 3), vec![0.9; 9]);
         let inputs = StepInputs { q: &q, k: &k, v: &v, alpha: &alpha, beta: 0.3 };
-        let (mut ours, mut scalar) = (wide(9 * n, 4), wide(9 * n, 4));
-        let (mut out, mut scalar_out) = (vec![0.0; n], vec![0.0; n]);
-        (Kernels::on(path).kda_step)(&mut ours, &inputs, &mut out);
-        kda::step(&mut scalar, &inputs, &mut scalar_out);
-        assert_eq!((bits(&ours), bits(&out)), (bits(&scalar), bits(&scalar_out)));
+        for special in [0.5, -0.0, f32::INFINITY, f32::NAN] {
+            let mut ours = wide(9 * n, 4);
+            ours[4 * n + n / 2] = special;
+            let mut scalar = ours.clone();
+            let (mut out, mut scalar_out) = (vec![0.0; n], vec![0.0; n]);
+            (Kernels::on(path).kda_step)(&mut ours, &inputs, &mut out);
+            kda::step(&mut scalar, &inputs, &mut scalar_out);
+            assert_eq!((bits(&ours), bits(&out)), (bits(&scalar), bits(&scalar_out)));
+        }
     }
 
     /// exp, σ and tanh over every exponent, NaN and infinities included.

@@ -1,83 +1,123 @@
 //! Faster paths for x86-64: the same sums in the same order, several rows and tokens at a time.
 //!
-//! Activations are widened to f64 once per product and stored in the order in which packed
-//! weights come apart: of each sixteen, the even elements, then the odd ones. Both BF16 (shift
-//! for one half of a 32-bit pair, mask for the other) and MXFP4 (low nibbles, high nibbles) then
-//! meet their activations without a shuffle, and lane i mod 16 of the contract is register
-//! element i/2 of the even or the odd accumulator. Products are exact in f64, so the fused
-//! multiply-add used here has the bits of the separate one (A12).
-//!
-//! Columns are padded with zeros to a multiple of 32. A lane never holds −0 (it starts at +0 and
-//! a sum rounded to nearest yields −0 only from two of them), so adding ±0 changes no bit.
+//! Activations are widened to f64 once per product, in their own order: element e of a block of
+//! sixteen is lane e of the contract, and the sixteen lanes are two AVX-512 registers or four of
+//! AVX2. Products are exact in f64, so the fused multiply-add used here has the bits of the
+//! separate one (A12). Columns beyond the last whole block of 32 are added to the lanes one by one.
 
 #[cfg(target_arch = "x86_64")]
-mod avx2;
+#[macro_use]
+mod walk;
+
 #[cfg(target_arch = "x86_64")]
-mod avx512;
+pub(super) mod avx2;
+#[cfg(target_arch = "x86_64")]
+pub(super) mod avx512;
 pub mod compiled;
-#[cfg(target_arch = "x86_64")]
-pub(super) mod walk;
 
-use super::contract::{LANES, fold_lanes};
+#[cfg(target_arch = "x86_64")]
+use super::mxfp4::{CODE_VALUES, scale_value};
 
 /// Columns that the kernels take at once.
 pub const BLOCK_COLUMNS: usize = 32;
 
-/// T activation rows, widened, permuted and padded.
+/// A cache line of f64.
+#[derive(Debug, Clone, Copy, bytemuck::Pod, bytemuck::Zeroable)]
+#[repr(C, align(64))]
+struct Line([f64; 8]);
+
+/// Numbers that start on a cache line, zero at first.
+#[derive(Debug)]
+struct Aligned(Vec<Line>);
+
+impl Aligned {
+    fn zeros(len: usize) -> Self {
+        Self(vec![Line([0.0; 8]); len.div_ceil(8)])
+    }
+}
+
+impl std::ops::Deref for Aligned {
+    type Target = [f64];
+
+    fn deref(&self) -> &[f64] {
+        bytemuck::cast_slice(&self.0)
+    }
+}
+
+impl std::ops::DerefMut for Aligned {
+    fn deref_mut(&mut self) -> &mut [f64] {
+        bytemuck::cast_slice_mut(&mut self.0)
+    }
+}
+
+/// Asks for the cache line of an address, which may be any; nothing where there is no such hint.
+#[inline(always)]
+pub(super) fn prefetch(address: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a hint: it reads nothing that the program sees and never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(address.cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = address;
+}
+
+/// T activation rows, widened.
 #[derive(Debug)]
 pub struct Prepared {
-    /// f64 per row: columns rounded up to a multiple of 32.
+    columns: usize,
+    tokens: usize,
+    /// f64 from one row to the next: not a multiple of 4 KiB, so that the same columns of several
+    /// tokens are not all in one set of the first-level cache.
     stride: usize,
-    values: Vec<f64>,
+    values: Aligned,
 }
 
 impl Prepared {
-    /// Widens and permutes `vectors` \[T, columns\].
+    /// Widens `vectors` \[T, columns\].
     #[must_use]
     pub fn new(vectors: &[f32], columns: usize) -> Self {
-        let stride = columns.next_multiple_of(BLOCK_COLUMNS);
-        let mut values = vec![0.0; vectors.len() / columns * stride];
+        let tokens = vectors.len() / columns;
+        let stride = columns.next_multiple_of(512) + 64;
+        let mut values = Aligned::zeros(tokens * stride);
         for (row, out) in vectors.chunks_exact(columns).zip(values.chunks_exact_mut(stride)) {
-            for (row, out) in row.chunks(LANES).zip(out.chunks_exact_mut(LANES)) {
-                let (even, odd) = out.split_at_mut(LANES / 2);
-                for (pair, (even, odd)) in row.chunks(2).zip(even.iter_mut().zip(odd)) {
-                    *even = f64::from(pair[0]);
-                    *odd = pair.get(1).copied().map_or(0.0, f64::from);
-                }
+            for (value, out) in row.iter().zip(out) {
+                *out = f64::from(*value);
             }
         }
-        Self { stride, values }
+        Self { columns, tokens, stride, values }
     }
 
     /// Number of rows.
     #[must_use]
     pub fn tokens(&self) -> usize {
-        self.values.len() / self.stride.max(1)
+        self.tokens
     }
 
     /// One row.
     #[must_use]
     pub fn row(&self, token: usize) -> &[f64] {
-        &self.values[token * self.stride..(token + 1) * self.stride]
+        &self.values[token * self.stride..][..self.columns]
     }
 }
 
-/// Folds lanes that are kept as even ones, then odd ones (A3).
-#[inline]
-#[must_use]
-pub fn fold_even_odd(sums: &[f64; LANES]) -> f64 {
-    let mut lanes = [0.0; LANES];
-    for lane in 0..LANES {
-        lanes[lane] = sums[lane % 2 * (LANES / 2) + lane / 2];
-    }
-    fold_lanes(lanes)
-}
+/// The values of all codes under one scale byte, as upper halves of f64: the lower are zero.
+#[cfg(target_arch = "x86_64")]
+#[repr(align(64))]
+struct ScaledCodes([u32; 16]);
 
-/// A matrix tile: R rows of packed weights by T prepared activation rows.
-#[derive(Debug, Clone, Copy)]
-pub struct Tile<'a, W, const R: usize, const T: usize> {
-    /// The rows.
-    pub rows: [W; R],
-    /// The activations.
-    pub vectors: [&'a [f64]; T],
-}
+/// The values of all codes under every scale byte, NaN under 255: 16 KiB that are looked up
+/// instead of a multiplication by the scale.
+#[cfg(target_arch = "x86_64")]
+static SCALED_CODES: [ScaledCodes; 256] = {
+    let mut tables = [const { ScaledCodes([0; 16]) }; 256];
+    let mut place = 0;
+    while place < 256 * 16 {
+        let (scale, code) = (place / 16, place % 16);
+        let value = CODE_VALUES[code] * scale_value(scale as u8);
+        tables[scale].0[code] = (value.to_bits() >> 32) as u32;
+        place += 1;
+    }
+    tables
+};
