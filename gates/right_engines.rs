@@ -183,6 +183,7 @@ fn normalise(_site: NormSite, x: &[f64], eps: f64) -> Vec<f64> {
 }
 
 /// The steps of an engine of this precision.
+#[allow(clippy::too_many_lines, reason = "a table of functions")]
 fn formulas(precision: Precision) -> Formulas {
     Formulas {
         apply,
