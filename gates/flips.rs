@@ -2,7 +2,7 @@
 //! it, or says exactly what it said before; what else exits 0 has to be explained.
 //!
 //! One harness and a table of kinds of files. `cargo test` flips a few bytes of each kind; the run
-//! of 2,000 is `two_thousand_flips_of_each_kind`, which writes `reports/byte-flips/report.txt`.
+//! of 2,000 (`long.rs`) writes `reports/byte-flips/report.txt`.
 
 use std::collections::BTreeMap;
 use std::fmt::Write as _;
@@ -19,8 +19,6 @@ use super::support::{binary, copy_folder};
 
 /// How long a command may take; the slowest takes a second.
 const PATIENCE: Duration = Duration::from_secs(60);
-/// Flips of each kind in the long run.
-const LONG: usize = 2000;
 /// Longest line of an error.
 const LINE: usize = 400;
 
@@ -82,7 +80,7 @@ fn kinds() -> Vec<Kind> {
         ),
         part(
             Bytes::Payload,
-            kind("shard payload of a set", "set/model/model-00002-of-000005.safetensors", JUDGE_SET),
+            kind("payload of a set", "set/model/model-00002-of-000005.safetensors", JUDGE_SET),
         ),
         part(
             Bytes::Header,
@@ -197,9 +195,8 @@ impl Workshop {
         let [stdout, stderr] = files.each_ref().map(|path| fs::File::create(path).unwrap());
         command.stdin(Stdio::null()).stdout(stdout).stderr(stderr);
         let output = finish(command.spawn().unwrap());
-        let [stdout, stderr] = files.map(|path| {
-            String::from_utf8_lossy(&fs::read(path).unwrap()).into_owned()
-        });
+        let [stdout, stderr] =
+            files.map(|path| String::from_utf8_lossy(&fs::read(path).unwrap()).into_owned());
         let said = serde_json::from_str(&stdout).map_or(Value::String(stdout), without_provenance);
         let result = result.and_then(|file| fs::read(file).ok()).unwrap_or_default();
         Ran { code: output.and_then(|output| output.status.code()), said, result, stderr }
@@ -322,9 +319,8 @@ fn within_tolerance(_flip: &Flip, right: &Value, said: &Value) -> Option<&'stati
 
 /// Every name, count, tolerance and verdict of a report, in order.
 fn budgets(report: &Value) -> Vec<String> {
-    const KEPT: [&str; 9] = [
-        "name", "count", "budget", "passed", "verdict", "id", "stage", "basis", "shape",
-    ];
+    const KEPT: [&str; 9] =
+        ["name", "count", "budget", "passed", "verdict", "id", "stage", "basis", "shape"];
     match report {
         Value::Object(fields) => {
             let kept = |(key, value): (&String, &Value)| match KEPT.contains(&key.as_str()) {
@@ -348,9 +344,9 @@ fn field(bytes: &[u8], at: usize) -> String {
         let start = 8 + u64::from_le_bytes(*bytes.first_chunk()?) as usize;
         let header: BTreeMap<String, Value> = serde_json::from_slice(bytes.get(8..start)?).ok()?;
         let (name, _) = header.iter().find(|(_, tensor)| {
-            let ends = tensor["data_offsets"].as_array().map(|ends| {
-                [0, 1].map(|i| start + ends[i].as_u64().unwrap_or(0) as usize)
-            });
+            let ends = tensor["data_offsets"]
+                .as_array()
+                .map(|ends| [0, 1].map(|i| start + ends[i].as_u64().unwrap_or(0) as usize));
             ends.is_some_and(|[from, to]| (from..to).contains(&at))
         })?;
         Some(name.clone())
@@ -446,15 +442,14 @@ fn a_flipped_byte_is_refused_red_or_without_effect() {
     assert_eq!(survivors, "");
 }
 
-/// The long run; writes its report anew. A minute per thousand flips, on two threads.
-#[test]
-#[ignore = "long: writes reports/byte-flips/report.txt"]
-fn two_thousand_flips_of_each_kind() {
+/// The long run: flips `count` bytes of each kind and writes the report anew.
+#[allow(dead_code, reason = "called by `long`")]
+pub fn report(count: usize) {
     let workshops = Workshop::pair();
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("reports/byte-flips/report.txt");
     let mut text = format!("The files, made by\n  {}\n\n", MADE.join("\n  "));
     for (seed, kind) in kinds().iter().enumerate() {
-        let flips = flips(&workshops, kind, LONG, 1000 + seed as u64);
+        let flips = flips(&workshops, kind, count, 1000 + seed as u64);
         text += &described(workshops[0].folder.path(), kind, &flips);
         fs::create_dir_all(path.parent().unwrap()).unwrap();
         fs::write(&path, &text).unwrap();

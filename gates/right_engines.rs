@@ -2,7 +2,7 @@
 //! tabled points (`gates/PRECISION.md`), every sum in an order, in lanes and in an accumulator of
 //! its own, and exp, σ and tanh by one of several right ways.
 //!
-//! An engine is a seed. `cargo test` runs 30 of each precision; the run of 1,000 writes
+//! An engine is a seed. `cargo test` runs 30 of each precision; the run of 1,000 (`long.rs`) writes
 //! `reports/right-engines/report.txt`.
 
 use std::cell::RefCell;
@@ -30,7 +30,7 @@ use k3_reference::local::Arithmetic;
 use k3_reference::released::{self, L2_NORM_EPS, RENORMALISE_EPS};
 use k3_reference::rounding::{RoundedStages, rounded_formulas};
 use k3_reference::rows::{Matrix, Rows, from_values, row, slices, values};
-use k3_reference::{Formulas, Model, RELEASED};
+use k3_reference::{Formulas, Model};
 
 /// What an engine draws from: its choices, and an order for every sum.
 struct Draw {
@@ -213,9 +213,7 @@ fn formulas(precision: Precision) -> Formulas {
             let root = step(step(dot(head, head) + L2_NORM_EPS).sqrt());
             head.iter().map(|x| stored(x / root)).collect()
         },
-        decay_input: |weights, x| {
-            apply(&weights.f_b, &apply(&weights.f_a, x).mapv(stored))
-        },
+        decay_input: |weights, x| apply(&weights.f_b, &apply(&weights.f_a, x).mapv(stored)),
         beta: |logits, head| sigmoid(stored(logits[head])),
         log_decay: |d| {
             let channel = d.head * d.head_dim + d.channel;
@@ -469,7 +467,7 @@ fn run(count: usize, threads: usize, mut after: impl FnMut(&str)) -> Vec<String>
 fn a_right_engine_is_not_the_reference_but_near_it() {
     let model = super::support::tiny();
     let right = Model::open_with(&model, MLA_NORM_EPS, &formulas(Precision::F64)).unwrap();
-    let plain = Model::open_with(&model, MLA_NORM_EPS, &RELEASED).unwrap();
+    let plain = Model::open_with(&model, MLA_NORM_EPS, &k3_reference::RELEASED).unwrap();
     DRAW.set(Draw::new(5, Precision::F64));
     let right = right.sequence().feed(&IDS, &mut NoStages).unwrap().values;
     let plain = plain.sequence().feed(&IDS, &mut NoStages).unwrap().values;
@@ -483,18 +481,14 @@ fn no_right_engine_is_accused() {
     assert_eq!(wrong, Vec::<String>::new());
 }
 
-/// The long run; writes its report anew.
-#[test]
-#[ignore = "long: writes reports/right-engines/report.txt"]
-fn a_thousand_right_engines_of_each_precision() {
+/// The long run: `count` engines of each precision; writes the report anew.
+#[allow(dead_code, reason = "called by `long`")]
+pub fn report(count: usize) {
     let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("reports/right-engines/report.txt");
     fs::create_dir_all(path.parent().unwrap()).unwrap();
     let mut text = String::new();
-    run(LONG, 2, |line| {
+    run(count, 2, |line| {
         text += line;
         fs::write(&path, &text).unwrap();
     });
 }
-
-/// Engines of each precision in the long run.
-const LONG: usize = 1000;

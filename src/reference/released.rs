@@ -73,8 +73,8 @@ pub fn logits(head: &Matrix, normed: &Rows) -> Rows {
     head.apply(normed)
 }
 
-/// W·x for every row x \[T, columns\] of the input: every matrix but those whose formula is alone in
-/// using it ([`logits`], [`decay_input`], [`expert_input`], [`project_up`]).
+/// W·x for every row x \[T, columns\] of the input: every matrix but those whose formula is alone
+/// in using it ([`logits`], [`decay_input`], [`expert_input`], [`project_up`]).
 pub fn apply(matrix: &Matrix, input: &Rows) -> Rows {
     matrix.apply(input)
 }

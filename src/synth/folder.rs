@@ -1,10 +1,10 @@
 //! Writing a checkpoint folder: parallel, resumable, nothing half-written.
 //!
-//! A shard is written under a temporary name, flushed, and renamed; index and config come last, so a
-//! folder with a config is complete. Existing files are checked first: a shard with
-//! the right header and size, and the right bytes in three places of every tensor, is kept;
-//! anything else is refused before a byte is written, and nothing is ever overwritten. The space on
-//! the file system is checked for all that is missing.
+//! A shard is written under a temporary name, flushed, and renamed; index and config come last, so
+//! a folder with a config is complete. Existing files are checked first: a shard with the right
+//! header and size, and the right bytes in three places of every tensor, is kept; anything else is
+//! refused before a byte is written, and nothing is ever overwritten. The space on the file system
+//! is checked for all that is missing.
 
 use std::ffi::OsString;
 use std::fs::{self, File, TryLockError};

@@ -34,8 +34,8 @@ fn wishes(args: &ModelArgs) -> Wishes {
     }
 }
 
-/// The plan for a run over `positions` positions with `rows` rows of logits, or the refusal. `tokenizer` is the memory that a
-/// tokenizer has already taken, if one is needed.
+/// The plan for a run over `positions` positions with `rows` rows of logits, or the refusal.
+/// `tokenizer` is the memory that a tokenizer has already taken, if one is needed.
 ///
 /// # Errors
 /// Exit 5 with both numbers.
