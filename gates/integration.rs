@@ -18,7 +18,6 @@ mod logits;
 mod process;
 mod reference;
 mod reports;
-mod right_engines;
 mod simcache;
 mod stream;
 mod support;

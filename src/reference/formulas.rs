@@ -92,7 +92,6 @@ table! {
     "L3" embedding: fn(table: &EmbeddingTable<'_>, id: usize) -> Read<Vec<f64>>,
     "L3" head: fn(reader: &Reader, config: &RawConfig) -> Read<Matrix>,
     "L3" logits: fn(head: &Matrix, normed: &Rows) -> Rows,
-    "Every W·x" apply: fn(matrix: &Matrix, input: &Rows) -> Rows,
     // ---- norms: N1 to N3
     "N2, N3" norm_eps: fn(site: NormSite, rms_norm_eps: f64, mla_norm_eps: f64) -> f64,
     "N1" normalise: fn(site: NormSite, x: &[f64], eps: f64) -> Vec<f64>,
@@ -141,7 +140,6 @@ table! {
     "M4" attention_scale: fn(widths: MlaWidths) -> f64,
     "M5" sees: fn(query_position: usize, key_position: usize) -> bool,
     "M5" attention_weights: fn(scores: &[f64]) -> Vec<f64>,
-    "M5" attention_sum: fn(values: &[&[f64]], weights: &[f64], width: usize) -> Vec<f64>,
     "M6" split_key_value: fn(kv: &[f64], head: usize, w: MlaWidths) -> (&[f64], &[f64]),
     "M7" mla_output: fn(o: &[f64], gate: &[f64]) -> Vec<f64>,
     "M8" extend_cache: fn(cache: &mut MlaCache, entries: &MlaCache),

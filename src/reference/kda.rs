@@ -170,7 +170,7 @@ pub fn kda(
     // 1, 2. projections, convolutions, SiLU; q and k normed, q scaled
     let mut qkv = [(); 3].map(|()| Rows::default((0, 0)));
     for (index, (part, stage)) in PARTS.into_iter().enumerate() {
-        let input = (formulas.apply)(&weights.projections[index], x);
+        let input = weights.projections[index].apply(x);
         let history = &state.inputs[index];
         let mut heads_of_part = kda_part(pass, part, history, &input, &weights.taps[index]);
         state.inputs[index] = (formulas.carried_inputs)(history, &input);
@@ -185,7 +185,7 @@ pub fn kda(
     stages.put(Stage::KdaG, &per_channel, values_mut(&mut log_decay));
     let of_head = |logits: &[f64], head| (formulas.beta)(logits, head);
     let of_token = |logits: &[f64]| (0..heads).map(|head| of_head(logits, head)).collect();
-    let mut beta = map_rows(&(formulas.apply)(&weights.b, x), heads, of_token);
+    let mut beta = map_rows(&weights.b.apply(x), heads, of_token);
     stages.put_rows(Stage::KdaBeta, &mut beta);
 
     // 4. the recurrence
@@ -198,11 +198,11 @@ pub fn kda(
 
     // 5. norm, then gate, then o_proj
     let eps = pass.norm_eps(NormSite::KdaOutput);
-    let gates = (formulas.apply)(&weights.gate, x);
+    let gates = weights.gate.apply(x);
     let gated = slices(&o).zip(slices(&gates));
     let gated =
         gated.map(|(o, gate)| (formulas.kda_output)(formulas, o, &weights.o_norm, gate, eps));
-    (formulas.apply)(&weights.output, &stack(heads * head_dim, gated))
+    weights.output.apply(&stack(heads * head_dim, gated))
 }
 
 /// Convolution, SiLU and the head-wise norm of one of q, k, v; `input` and the result \[T, P\].

@@ -6,6 +6,7 @@
 
 use ndarray::{Axis, s};
 
+use super::arithmetic::weighted_sum;
 use super::error::ReferenceError;
 use super::formulas::NormSite;
 use super::layer::Pass;
@@ -151,8 +152,8 @@ pub fn mla(
     let (formulas, w, tokens) = (pass.formulas, MlaWidths::new(pass.config), x.nrows());
 
     // queries
-    let q_a = pass.norm(NormSite::MlaQ, &(formulas.apply)(&weights.q_a, x), &weights.q_a_norm);
-    let mut q = (formulas.apply)(&weights.q_b, &q_a);
+    let q_a = pass.norm(NormSite::MlaQ, &weights.q_a.apply(x), &weights.q_a_norm);
+    let mut q = weights.q_b.apply(&q_a);
     stages.put(Stage::MlaQ, &[tokens, w.heads, w.nope + w.rope], values_mut(&mut q));
 
     // latent and shared key part of the new positions
@@ -168,9 +169,9 @@ pub fn mla(
     stages.put(Stage::MlaO, &[tokens, w.heads, w.value], values_mut(&mut o));
 
     // gate, then o_proj
-    let gates = (formulas.apply)(&weights.gate, x);
+    let gates = weights.gate.apply(x);
     let gated = slices(&o).zip(slices(&gates)).map(|(o, gate)| (formulas.mla_output)(o, gate));
-    (formulas.apply)(&weights.output, &stack(w.heads * w.value, gated))
+    weights.output.apply(&stack(w.heads * w.value, gated))
 }
 
 /// What the cache keeps of each token of `x`.
@@ -184,14 +185,14 @@ fn entries(
     let formulas = pass.formulas;
     let (kv_lora, rope) = (pass.config.kv_lora_rank, pass.config.qk_rope_head_dim);
     let eps = pass.norm_eps(NormSite::MlaKv);
-    let compressed = (formulas.apply)(&weights.kv_a, x);
+    let compressed = weights.kv_a.apply(x);
     let latent = |c: &[f64]| (formulas.latent)(formulas, c, &weights.kv_a_norm, eps);
     let mut latent = map_rows(&compressed, kv_lora, latent);
     stages.put_rows(Stage::MlaLatent, &mut latent);
     let shared_key = |(token, c)| (formulas.shared_key)(c, kv_lora, position + token);
     let mut k_rope = stack(rope, slices(&compressed).enumerate().map(shared_key));
     stages.put_rows(Stage::MlaKRope, &mut k_rope);
-    let key_value = (formulas.apply)(&weights.kv_b, &latent);
+    let key_value = weights.kv_b.apply(&latent);
     MlaCache { latent, k_rope, key_value }
 }
 
@@ -210,5 +211,5 @@ fn attend(pass: &Pass<'_>, q: &[f64], head: usize, position: usize, cache: &MlaC
         scores.push(dot * scale);
         values.push(value);
     }
-    (formulas.attention_sum)(&values, &(formulas.attention_weights)(&scores), w.value)
+    weighted_sum(&values, &(formulas.attention_weights)(&scores), w.value)
 }

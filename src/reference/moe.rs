@@ -314,12 +314,12 @@ impl Mxfp4Rows {
 pub fn gated_mlp(pass: &Pass<'_>, [gate, up, down]: [&Matrix; 3], x: &Rows) -> Rows {
     let beta = pass.config.activation_situ_beta;
     let linear_beta = pass.config.activation_situ_linear_beta;
-    let mut inner = (pass.formulas.apply)(gate, x);
-    let up = (pass.formulas.apply)(up, x);
+    let mut inner = gate.apply(x);
+    let up = up.apply(x);
     inner.zip_mut_with(&up, |gate, up| {
         *gate = (pass.formulas.situ)(*gate, *up, beta, linear_beta);
     });
-    (pass.formulas.apply)(down, &inner)
+    down.apply(&inner)
 }
 
 /// LatentMoE; gives \[T, E\].
@@ -355,7 +355,7 @@ pub fn moe(
 /// The choice of experts from the router's input \[T, E\].
 fn route(pass: &Pass<'_>, weights: &MoeWeights, input: &Rows, stages: &mut Stages<'_>) -> Routing {
     let (formulas, bias, config) = (pass.formulas, &weights.bias, pass.config);
-    let logits = (formulas.apply)(&weights.router, input);
+    let logits = weights.router.apply(input);
     let mut scores = map_rows(&logits, logits.ncols(), formulas.router_scores);
     stages.put_rows(Stage::RouterScores, &mut scores);
     let select = |scores| (formulas.select)(scores, bias, config.num_experts_per_token);

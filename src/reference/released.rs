@@ -73,12 +73,6 @@ pub fn logits(head: &Matrix, normed: &Rows) -> Rows {
     head.apply(normed)
 }
 
-/// W·x for every row x \[T, columns\] of the input: every matrix but those whose formula is alone
-/// in using it ([`logits`], [`decay_input`], [`expert_input`], [`project_up`]).
-pub fn apply(matrix: &Matrix, input: &Rows) -> Rows {
-    matrix.apply(input)
-}
-
 // ---- norms: N1 to N3
 
 /// N2, N3: `rms_norm_eps` everywhere but in the two low-rank norms of MLA.
@@ -325,11 +319,6 @@ pub fn sees(query_position: usize, key_position: usize) -> bool {
 /// M5: the weights of the seen positions.
 pub fn attention_weights(scores: &[f64]) -> Vec<f64> {
     softmax(scores)
-}
-
-/// M5: Σ p·v over the seen positions.
-pub fn attention_sum(values: &[&[f64]], weights: &[f64], width: usize) -> Vec<f64> {
-    weighted_sum(values, weights, width)
 }
 
 /// M6: a head's \[k_nope\] and \[v\] out of the kv_b output of all heads.
