@@ -1,5 +1,5 @@
-//! A run of an hour that writes `reports/byte-flips/report.txt` anew, which `cargo test` leaves out:
-//! `cargo test --release --test long -- 2000`.
+//! A run of an hour that writes `reports/byte-flips/report.txt` anew, which `cargo test` leaves
+//! out: `cargo test --release --test long -- 2000`.
 
 #![allow(clippy::unwrap_used)] // a run that cannot read its input fails
 

@@ -52,12 +52,13 @@ impl Interrupt {
     /// The system refuses.
     pub fn end_others() -> io::Result<()> {
         let interrupt = Self::of_the_process();
-        let mut signals = Signals::new([SIGINT, SIGTERM])?;
-        // A process that cannot even clean up ends without.
+        // A process that cannot even clean up ends without. This looks before the thread below
+        // hears of the signal: after it, the first one would end the process as well.
         let is_stuck = Arc::new(AtomicBool::new(false));
         for signal in [SIGINT, SIGTERM] {
             signal_hook::flag::register_conditional_shutdown(signal, 4, Arc::clone(&is_stuck))?;
         }
+        let mut signals = Signals::new([SIGINT, SIGTERM])?;
         // A file beyond the size limit is an error of the write, not the end of the process.
         signal_hook::flag::register(SIGXFSZ, Arc::new(AtomicBool::new(false)))?;
         let watch = move || {
